@@ -36,6 +36,7 @@ class GateMachine(RuleBasedStateMachine):
             if not is_new and data.draw(st.booleans()):
                 places.add((f"r{data.draw(st.integers(1, self.num_requests))}", index))
             item = GateItem(frozenset(places), self.now, self.now + left_s)
+            item.seconds = data.draw(st.sampled_from((0.0, 0.01, 1.0)))
             self.policy.add_item(item)
             self.unprepared.append(item)
             self.came_at[id(item)] = min(self.began_at.setdefault(request, self.now) for request, _ in places)
@@ -54,8 +55,10 @@ class GateMachine(RuleBasedStateMachine):
     @rule()
     def hand_over(self) -> None:
         room_before = MAX_BATCHES - len(self.batches)
-        batch = self.policy.take_batch()
+        batch = self.policy.take_batch(self.now)
         if not batch:
+            held_until = self.policy.held_until
+            assert held_until is None or (self.batches and held_until > self.now), "nobody asks again"
             assert not self.ready or self.batches, "the engine starves while items are ready"
             return
         assert len(set(batch)) == len(batch)

@@ -157,7 +157,7 @@ class EncoderService:
         self._runner = JobRunner(
             engine,
             EngineWatchdog(settings.engine_timeout_s),
-            EncodeGate(GatePolicy(encode_batch(settings)), metrics),
+            EncodeGate(GatePolicy(encode_batch(settings)), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
             store_client,

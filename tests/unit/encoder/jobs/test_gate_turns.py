@@ -1,8 +1,10 @@
 """Flows and classes take turns at the gate, whatever is in hand."""
 
+import pytest
+
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import EncodeClass
-from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
+from triptych_encoder.jobs.gate_policy import HAND_OVER_SHARE, MAX_BATCHES, GateItem, GatePolicy
 
 NUM_SLOTS = 8
 
@@ -50,3 +52,39 @@ def test_interactive_items_go_before_those_of_a_batch_and_those_before_files() -
         order += in_engine(policy)
         policy.remove_item(busy if len(order) == 1 else order[-2])
     assert order == [first, middle, late]
+
+
+def test_the_next_goes_to_the_engine_shortly_before_it_is_idle() -> None:
+    """So what comes meanwhile may still go before it."""
+    policy = GatePolicy(encode_batch=1)
+    first, second = (item(f"flood-{number}", 0.0, "f") for number in range(2))
+    for each in (first, second):
+        each.seconds = 1.0
+        policy.add_item(each)
+        policy.set_ready(each)
+    assert policy.take_batch(10.0) == [first]
+    assert policy.take_batch(10.5) == []
+    assert policy.held_until == pytest.approx(11.0 - HAND_OVER_SHARE)
+    other = item("one", 10.6, "1")
+    policy.add_item(other)
+    policy.set_ready(other)
+    assert policy.take_batch(10.6) == []
+    assert policy.take_batch(policy.held_until or 0.0) == [other]
+    assert policy.held_until is None
+    policy.remove_item(first)
+    assert policy.take_batch(11.0) == [second], "nothing is known of what is computed now"
+
+
+def test_nothing_is_held_back_from_an_idle_engine_or_without_a_prediction() -> None:
+    policy = GatePolicy(encode_batch=1)
+    items = [item(f"flood-{number}", 0.0, "f") for number in range(3)]
+    items[2].seconds = 1.0
+    for each in items:
+        policy.add_item(each)
+        policy.set_ready(each)
+    assert policy.take_batch(10.0) == items[:1]
+    assert policy.take_batch(10.0) == items[1:2]
+    for each in items[:2]:
+        policy.remove_item(each)
+    assert policy.take_batch(10.0) == items[2:]
+    assert policy.held_until is None

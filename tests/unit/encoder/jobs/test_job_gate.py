@@ -1,6 +1,7 @@
 """A job that waits for its encode: dropped, too late, sealed by another encoder, counted without its wait."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -228,3 +229,24 @@ async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
     assert gate.on_answer(10.0) == 3.0
     now = 15.0
     assert gate.on_answer(11.0) == 2.0
+
+
+async def test_the_next_item_goes_to_the_engine_before_the_one_that_is_computed_ends() -> None:
+    gate = EncodeGate(GatePolicy(encode_batch=1), EncoderMetrics(), lambda: 0.05)
+    ends, begun = asyncio.Event(), []
+
+    async def encoded(name: str) -> None:
+        item = GateItem(frozenset({(name, 0)}), 0.0, time.monotonic() + 60)
+        with gate.in_hand(item):
+            async with gate.turn(item, num_rows=2):
+                begun.append((name, time.monotonic()))
+                await ends.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for name in ("first", "second"):
+            group.create_task(encoded(name))
+        await until(lambda: len(begun) == 2)
+        ends.set()
+    (_, first_at), (_, second_at) = begun
+    assert second_at - first_at > 0.07, "it was held back"
+    assert gate._timer is None

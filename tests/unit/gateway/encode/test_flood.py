@@ -38,9 +38,13 @@ def taken_item(mm_hash: MmHash, index: int) -> TakenItem:
 
 
 class OneEncoder:
-    """Gateways with a queue each, a stream, and an encoder that takes one item at a time, or a batch."""
+    """Gateways with a queue each, a stream, and an encoder that takes one item at a time, or a batch.
 
-    def __init__(self, num_gateways: int, encode_batch: int) -> None:
+    `is_predicted`: it knows how long an encode takes.
+    """
+
+    def __init__(self, num_gateways: int, encode_batch: int, *, is_predicted: bool = False) -> None:
+        self.is_predicted = is_predicted
         capacity = Capacity(NUM_SLOTS, NUM_SLOTS // 4, num_gateways)
         self.queues = [ItemQueue(JobWindow(lambda digest: capacity)) for _ in range(num_gateways)]
         self.taking = [asyncio.ensure_future(queue.take_item()) for queue in self.queues]
@@ -85,6 +89,7 @@ class OneEncoder:
                 lane = queue.lane_held(mm_hash)
                 assert lane is not None
                 item = GateItem(frozenset({(mm_hash, 0)}), now, now + 1e4, lane)
+                item.seconds = ENCODE_S * self.is_predicted
                 self.stream.append((number, mm_hash, item))
                 queue.confirm_job(mm_hash, DEFAULT_STORE)
                 queue.finish_item(mm_hash)
@@ -101,13 +106,15 @@ class OneEncoder:
             self.hands[item] = (number, name)
             self.policy.add_item(item)
             self.policy.set_ready(item)
-        while batch := self.policy.take_batch():
+        while batch := self.policy.take_batch(now):
             if self.batches and len(self.batches) == MAX_BATCHES:
                 self.batches[-1].extend(batch)
                 continue
             self.batches.append(batch)
             if len(self.batches) == 1:
                 heapq.heappush(self.events, (now + ENCODE_S * len(batch), 1, ""))
+        if self.policy.held_until is not None:
+            heapq.heappush(self.events, (self.policy.held_until, 0, "hand over"))
 
     def finish(self, now: float) -> None:
         for item in self.batches.popleft():
@@ -139,9 +146,11 @@ class OneEncoder:
             task.cancel()
 
 
-def flooded(num_gateways: int, encode_batch: int, num_flood: int) -> OneEncoder:
+def flooded(
+    num_gateways: int, encode_batch: int, num_flood: int, *, is_predicted: bool = False
+) -> OneEncoder:
     """The flood comes at once to the first gateway."""
-    world = OneEncoder(num_gateways, encode_batch)
+    world = OneEncoder(num_gateways, encode_batch, is_predicted=is_predicted)
     for _ in range(num_flood // PER_REQUEST):
         world.order(0.0, 0, FLOOD, PER_REQUEST)
     return world
@@ -165,6 +174,15 @@ async def test_no_item_waits_for_the_length_of_a_flood(
         await world.go_on(40, gateway=gateway)
         assert len(world.waited[ONE]) >= 36
         assert max(world.waited[ONE]) <= bound_s(encode_batch)
+
+
+async def test_where_encodes_are_predicted_an_item_waits_for_the_one_that_is_computed() -> None:
+    world = flooded(1, 1, 1000, is_predicted=True)
+    await world.go_on(40)
+    assert len(world.waited[ONE]) >= 36
+    assert max(world.waited[ONE]) <= ENCODE_S * 2 + 1e-6
+    num_encoded = len(world.waited[ONE]) + len(world.waited[FLOOD])
+    assert num_encoded >= 40 / ENCODE_S - 2, "the encoder is never idle"
 
 
 @pytest.mark.parametrize("num_gateways", [1, 2])

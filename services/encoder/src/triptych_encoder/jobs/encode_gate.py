@@ -1,11 +1,12 @@
 """Where prepared items wait until vLLM shall have them; `gate_policy` decides which.
 
-Preprocessing, reservation and metadata run ahead of it. The wake-ups are the ends of encodes and new items.
+Preprocessing, reservation and metadata run ahead of it. The wake-ups are the ends of encodes, new items, and
+a timer shortly before an encode is predicted to end.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from triptych_common.protocol.messages import FailureKind, RequesterKey
@@ -17,9 +18,17 @@ from triptych_encoder.metrics import EncoderMetrics
 class EncodeGate:
     """One engine's. For one event loop."""
 
-    def __init__(self, policy: GatePolicy, metrics: EncoderMetrics) -> None:
+    def __init__(
+        self,
+        policy: GatePolicy,
+        metrics: EncoderMetrics,
+        row_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`row_s`: seconds that vLLM takes for a row of an item; None: not known."""
         self._policy = policy
         self._metrics = metrics
+        self._row_s = row_s
+        self._timer: asyncio.TimerHandle | None = None
         self._turns: dict[GateItem, asyncio.Future[None]] = {}
         self._answered_at = float("-inf")
 
@@ -41,13 +50,14 @@ class EncodeGate:
         self._policy.set_places(item, places)
 
     @asynccontextmanager
-    async def turn(self, item: GateItem) -> AsyncIterator[None]:
-        """The block is vLLM's work on the item, which is prepared and in hand.
+    async def turn(self, item: GateItem, num_rows: int) -> AsyncIterator[None]:
+        """The block is vLLM's work on the item, which is prepared and in hand, and has so many rows.
 
         Raises:
             JobFailure: its deadline passed before its turn came.
         """
         turn = self._turns[item] = asyncio.get_running_loop().create_future()
+        item.seconds = num_rows * (self._row_s() or 0.0)
         self._policy.set_ready(item)
         self._open()
         try:
@@ -74,7 +84,13 @@ class EncodeGate:
         self._open()
 
     def _open(self) -> None:
-        while batch := self._policy.take_batch():
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while batch := self._policy.take_batch(time.monotonic()):
             self._metrics.batch_items.observe(len(batch))
             for item in batch:
                 self._turns[item].set_result(None)
+        if self._policy.held_until is not None:
+            wait_s = self._policy.held_until - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._open)

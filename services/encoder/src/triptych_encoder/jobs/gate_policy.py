@@ -15,9 +15,11 @@ gets what is ready: an item that is still being preprocessed holds back none. Be
 only the item that is due first goes: until the batch is done there is time to prepare it. One that an idle
 engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
-vLLM gets two batches at most: it computes one, and has the next when that is done. A first item goes alone
-into an engine that is idle, so that it is sealed before the others; while the engine is busy, items are
-gathered up to the size of a batch, which serves throughput.
+vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
+recalled, so the next one goes there as late as possible: `HAND_OVER_S` before the first is predicted to end.
+An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone into an
+engine that is idle, so that it is sealed before the others; while the engine is busy, items are gathered up
+to the size of a batch, which serves throughput.
 """
 
 from collections import Counter
@@ -35,6 +37,8 @@ DEADLINE_LEAD_S = 2.0
 MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
 """Nothing of its flow and class that came so much later than an item's request goes before the item."""
 MAX_BATCHES = 2  # in vLLM: one is computed, one waits
+HAND_OVER_S = 0.015  # from the gate to vLLM's next step, and some more
+HAND_OVER_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +50,7 @@ class GateItem:
     deadline: float
     lane: Lane = DEFAULT_LANE  # whose turns it takes
     cost: float = 1.0  # of its turn
+    seconds: float = 0.0  # of vLLM's, as predicted; 0: not known
 
 
 class GatePolicy:
@@ -61,6 +66,10 @@ class GatePolicy:
         self._batches: list[set[GateItem]] = []  # in vLLM, in the order in which they went there
         self._since: dict[str, float] = {}  # by request, while an item of it is in hand
         self._begun: set[str] = set()  # of those: requests of which an item went first
+        self._computed: set[GateItem] = set()  # the batch that vLLM computes
+        self._hand_over_at = 0.0  # the next one
+        self.held_until: float | None = None
+        """Since the last `take_batch`: it is to be asked again then, if nothing happens before."""
 
     @property
     def num_in_engine(self) -> int:
@@ -100,8 +109,13 @@ class GatePolicy:
             del self._since[request_id]
             self._begun.discard(request_id)
 
-    def take_batch(self) -> list[GateItem]:
-        """The items that vLLM is to be given now; none: it has enough, or nothing is ready."""
+    def take_batch(self, now: float = float("inf")) -> list[GateItem]:
+        """The items that vLLM is to be given now; none: it has enough, or nothing is ready.
+
+        `now`: monotonic seconds; without, nothing is held back.
+        """
+        self.held_until = None
+        self._note_computed(now)
         room = self._encode_batch
         if len(self._batches) >= MAX_BATCHES:
             room -= len(self._batches[-1])  # it has not begun: more may go with it
@@ -112,6 +126,9 @@ class GatePolicy:
             going = waiting
         chosen = [item for item in going if item in self._ready][: max(room, 0)]
         if not chosen:
+            return []
+        if self._batches and now < self._hand_over_at:
+            self.held_until = self._hand_over_at
             return []
         if not self._batches and self._is_first(chosen[0]):
             del chosen[1:]
@@ -127,7 +144,17 @@ class GatePolicy:
             self._batches.append(set(chosen))
         else:
             self._batches[-1].update(chosen)
+        self._note_computed(now)
         return chosen
+
+    def _note_computed(self, now: float) -> None:
+        """If vLLM has begun another batch since the last time: when it is to have the one after that."""
+        if not self._batches or self._batches[0] is self._computed:
+            return
+        self._computed = self._batches[0]
+        known = [each.seconds for each in self._computed]
+        seconds = sum(known) if all(known) else 0.0
+        self._hand_over_at = now + seconds - max(HAND_OVER_S, HAND_OVER_SHARE * seconds)
 
     def is_next(self, item: GateItem) -> bool:
         """Of all that is not in vLLM yet, prepared or not, it is due first."""

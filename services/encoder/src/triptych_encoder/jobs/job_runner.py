@@ -250,7 +250,7 @@ class JobRunner:
     async def _encode_in_turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> float | None:
         """Seconds of vLLM, 0 if another encoder has sealed the item; None: nobody waits for it any more."""
         announced_at = time.monotonic()
-        async with self._turn(active, item):
+        async with self._turn(active, item, held):
             if held.is_sealed:
                 return 0.0
             if not await self._is_still_needed(active, announced_at):
@@ -270,10 +270,11 @@ class JobRunner:
             return encode_s
 
     @asynccontextmanager
-    async def _turn(self, active: ActiveJob, item: GateItem) -> AsyncIterator[None]:
+    async def _turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> AsyncIterator[None]:
         """The block is vLLM's work on the item."""
         began_ns = time.time_ns()
-        async with self._gate.turn(item):
+        num_rows = sum(each.part.prepared.num_embeds for each in held if not each.is_sealed)
+        async with self._gate.turn(item, num_rows):
             self._telemetry.on_turn(active.job, active.envelope, began_ns)
             yield
 
