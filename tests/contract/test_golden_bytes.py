@@ -263,6 +263,7 @@ TRANSFER_SAMPLE = messages.ECTransferParams(
     gateway="gateway-0",
     traceparent=TRACEPARENT,
     remaining_ms=29000,
+    flow="a1b2c3",
     items=(
         messages.ItemTransfer(
             item_index=0, mm_hash=HASH, modality=messages.Modality.IMAGE, num_embeds=16, record=_RECORD

@@ -214,6 +214,7 @@ class ParkingEngine:
         max_tokens: int = 2,
         prompt_logprobs: int | None = None,
         token: int = TEXT,
+        flow: str = "",
     ) -> Any:
         """`text` tokens stand before each item, and behind the last one. They are all `token`."""
         features, offset = [], 0
@@ -237,6 +238,7 @@ class ParkingEngine:
             "gateway": GATEWAY,
             "traceparent": None,
             "remaining_ms": 1000,
+            "flow": flow,
             "items": [
                 {"item_index": index, "mm_hash": item, "modality": "image", "num_embeds": self.rows[item]}
                 for index, item in enumerate(items)
@@ -249,7 +251,7 @@ class ParkingEngine:
                 max_tokens=max_tokens,
                 ignore_eos=True,
                 prompt_logprobs=prompt_logprobs,
-                extra_args={"ec_transfer_params": params} if items else None,
+                extra_args={"ec_transfer_params": params} if items or flow else None,
             ),
             pooling_params=None,
             mm_features=features,

@@ -70,6 +70,7 @@ def test_media_are_replaced_in_their_places(request_: ChatRequest) -> None:
             gateway="g",
             traceparent="tp",
             remaining_ms=-5,
+            flow="f",
         )
     )
     content = body["messages"][1]["content"]
@@ -88,6 +89,7 @@ def test_media_are_replaced_in_their_places(request_: ChatRequest) -> None:
     assert body["messages"][1]["name"] == "n"
     params = ECTransferParams.model_validate_json(orjson.dumps(body["ec_transfer_params"]))
     assert (params.request_id, params.gateway, params.traceparent, params.remaining_ms) == ("r", "g", "tp", 1)
+    assert params.flow == "f"
     assert [(i.item_index, i.mm_hash, i.modality, i.num_embeds, i.record) for i in params.items] == [
         (0, A, "image", 4, SIZES[A].record),
         (1, B, "image", 9, SIZES[B].record),

@@ -362,6 +362,7 @@ class ECTransferParams(Message):
     gateway: Name
     traceparent: str | None = None
     remaining_ms: PositiveInt
+    flow: Flow = ""  # prompts of one flow share its turns, as the jobs of its items do
     items: tuple[ItemTransfer, ...]
 
     def without_records(self) -> "ECTransferParams":

@@ -7,6 +7,7 @@ kv_refusals            KvRefusals: which of its requests end before anything is 
 kv_coverage            Whether such an engine may go on from a KV cache.
 giving_way             GivingWay: what partial requests hold goes back when others need it.
 prompt_steps           PromptSteps: while requests decode, a step takes a chunk of the prompts.
+prompt_turns           PromptTurns: whose prompt comes next, where API keys share the engine.
 prompt_chunks          PromptChunks: how large, so that decoding keeps its share of the time.
 clipping               Where prompts may be computed in parts of any length.
 partial_requests       PartialRequests: those that began without all of their items, and how many may.

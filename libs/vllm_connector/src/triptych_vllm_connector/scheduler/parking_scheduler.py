@@ -50,7 +50,7 @@ class ParkingMixin:
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share
-        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share))
+        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share), self._has_all_items)
         self._giving_way: GivingWay | None = None
         if policy.is_on:
             self.consumer.use_overlap(policy)
@@ -69,13 +69,13 @@ class ParkingMixin:
             self._giving_way.before_step()
         self._prompt_steps.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._prompt_steps.on_step_scheduled(output)
         if self._giving_way is not None:
             self._deferred += self._giving_way.after_step()
         for request in self._deferred:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
         self._loads_in_flight.on_step_scheduled(_loads_of(output))
-        self._prompt_steps.on_step_scheduled(output)
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
@@ -128,6 +128,9 @@ class ParkingMixin:
         """A stalled request waits from when its last step is done."""
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
+
+    def _has_all_items(self, request: Request) -> bool:
+        return not request.mm_features or bool(self.consumer.is_complete(request.request_id))
 
     def _is_partial(self, engine_request_id: str) -> bool:
         return self._giving_way is not None and engine_request_id in self._giving_way.partial
@@ -190,6 +193,7 @@ class ParkingMixin:
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         if self._giving_way is not None:
             self._giving_way.partial.end(request.request_id)
+        self._prompt_steps.remove_request(request.request_id)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
@@ -216,6 +220,7 @@ class ParkingMixin:
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)  # type: ignore[misc]
+        self._prompt_steps.add_request(request)
         if request.mm_features:
             self.consumer.on_request_added(request)
 

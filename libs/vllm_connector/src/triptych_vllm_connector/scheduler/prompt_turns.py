@@ -5,10 +5,13 @@ are one flow. Start-time fair queueing (Goyal, Vin and Cheng, 1996): each reques
 comes, the start of its turn. A flow's turn starts where its last one ends, or now if that is later. Now is
 the tag of the prompt that began last. A turn ends later by the tokens of the prompt. Prompts go by their
 tags, so a flow that has one request waits for none of what another has beyond its own turn, and requests of
-one flow go as they came.
+one flow go as they came. A prompt that is being computed gives way to one of another flow whose turn starts
+at the same time: so a request after a pause does not wait for the rest of it, and each flow passes it once.
 """
 
 from collections import Counter
+
+_JUST_AFTER = 0.5  # tokens: less than any turn takes
 
 
 class PromptTurns:
@@ -40,6 +43,16 @@ class PromptTurns:
         if tag > self._now:
             self._now = tag
             self._ends = {flow: end for flow, end in self._ends.items() if end > tag}
+
+    def goes_before(self, waiting: str, running: str) -> bool:
+        """Does the prompt that runs give way to the one that waits?"""
+        is_other = self._flows.get(waiting) != self._flows.get(running)
+        return is_other and self.tag_of(waiting) <= self.tag_of(running)
+
+    def give_way(self, running: str, waiting: str) -> None:
+        """From now on the prompt that runs comes after the one that waits."""
+        if running in self._tags:
+            self._tags[running] = max(self._tags[running], self.tag_of(waiting) + _JUST_AFTER)
 
     def remove_request(self, engine_request_id: str) -> None:
         """It has ended. Idempotent."""

@@ -353,6 +353,7 @@ class MediaServing:
             gateway=self.gateway,
             traceparent=media_wait.traceparent,
             remaining_ms=int((media_wait.deadline - time.monotonic()) * 1000),
+            flow=media_wait.lane.flow,
         )
         return Dispatch(
             arrival,
@@ -368,11 +369,7 @@ class MediaServing:
 
 
 def _media_wait(
-    request: ChatRequest,
-    arrival: Arrival,
-    items: Sequence[TakenItem],
-    digest: str,
-    chosen: InstanceRecord,
+    request: ChatRequest, arrival: Arrival, items: Sequence[TakenItem], digest: str, chosen: InstanceRecord
 ) -> MediaWait:
     return MediaWait(
         arrival.request_id,

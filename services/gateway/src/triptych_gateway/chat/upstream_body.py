@@ -81,6 +81,7 @@ def media_body(
     gateway: str,
     traceparent: str | None,
     remaining_ms: int,
+    flow: str = "",
 ) -> bytes:
     """Body of a request whose media are replaced by their identity, each in its place; records go beside."""
     body = _replace_parts(request, items, partial(item_part, request.endpoint.chat_form))
@@ -89,6 +90,7 @@ def media_body(
         gateway=gateway,
         traceparent=traceparent,
         remaining_ms=max(remaining_ms, 1),
+        flow=flow,
         items=tuple(
             ItemTransfer(
                 item_index=item.part.item_index,

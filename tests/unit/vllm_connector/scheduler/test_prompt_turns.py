@@ -1,0 +1,105 @@
+"""Prompts of several flows take turns; those of one go as they came."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych_vllm_connector.scheduler.prompt_turns import PromptTurns
+
+COST = 100
+
+
+def served(turns: PromptTurns, waiting: list[str]) -> list[str]:
+    """The order in which an engine that computes one prompt at a time takes them."""
+    order = []
+    while waiting:
+        first = min(waiting, key=turns.tag_of)
+        turns.begin_prompt(first)
+        waiting.remove(first)
+        order.append(first)
+    return order
+
+
+def test_one_flow_is_served_as_it_came() -> None:
+    turns = PromptTurns()
+    names = [f"r{number}" for number in range(5)]
+    for name in names:
+        turns.add_request(name, "", COST)
+    assert not turns.are_several
+    assert served(turns, [*names]) == names
+
+
+def test_a_flow_with_one_request_waits_for_no_more_than_the_prompt_that_is_computed() -> None:
+    turns = PromptTurns()
+    flood = [f"f{number}" for number in range(20)]
+    for name in flood:
+        turns.add_request(name, "f", COST)
+    turns.begin_prompt(flood[0])
+    turns.add_request("one", "1", COST)
+    assert turns.are_several
+    assert served(turns, [*flood[1:], "one"])[0] == "one"
+
+
+def test_a_flow_that_was_alone_for_long_is_not_held_back_for_it() -> None:
+    turns = PromptTurns()
+    for number in range(100):
+        turns.add_request(f"a{number}", "a", COST)
+        turns.begin_prompt(f"a{number}")
+        turns.remove_request(f"a{number}")
+    names = [f"{flow}-{number}" for number in range(3) for flow in "ab"]
+    for name in names:
+        turns.add_request(name, name[0], COST)
+    order = served(turns, [*names])
+    assert {*order[:3]} & {"a-0", "a-1"}
+    assert {*order[:3]} & {"b-0", "b-1"}
+
+
+def test_what_has_ended_is_forgotten() -> None:
+    turns = PromptTurns()
+    turns.add_request("a", "a", COST)
+    turns.add_request("b", "b", COST)
+    turns.remove_request("a")
+    turns.remove_request("a")
+    turns.begin_prompt("a")
+    assert not turns.are_several
+    turns.remove_request("b")
+    assert not {*turns._tags, *turns._flows, *turns._num_requests}
+    turns.add_request("c", "c", COST)
+    turns.begin_prompt("c")
+    turns.add_request("d", "c", COST)
+    turns.begin_prompt("d")
+    assert {*turns._ends} == {"c"}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=1, max_size=40))
+def test_no_flow_gets_more_than_another_by_more_than_a_turn_of_each(asked: list[tuple[str, int]]) -> None:
+    """While both have requests that wait (the theorem of start-time fair queueing)."""
+    turns, cost = PromptTurns(), {}
+    for number, (flow, tokens) in enumerate(asked):
+        turns.add_request(f"{flow}{number}", flow, tokens)
+        cost[f"{flow}{number}"] = tokens
+    left = [*cost]
+    got = dict.fromkeys("abc", 0)
+    for name in served(turns, [*cost]):
+        left.remove(name)
+        got[name[0]] += cost[name]
+        waiting = {each[0] for each in left}
+        for one in waiting:
+            for other in waiting:
+                assert got[one] - got[other] <= 2 * max(cost.values())
+
+
+def test_a_prompt_gives_way_once_to_each_other_flow() -> None:
+    turns = PromptTurns()
+    for number in range(2):
+        turns.add_request(f"f{number}", "f", COST)
+    turns.begin_prompt("f0")
+    for number in range(2):
+        turns.add_request(f"one{number}", "1", COST)
+    turns.add_request("other", "2", COST)
+    assert turns.goes_before("one0", "f0")
+    assert not turns.goes_before("f1", "f0"), "of its own flow none does"
+    turns.give_way("f0", "one0")
+    turns.begin_prompt("one0")
+    assert turns.goes_before("other", "f0")
+    assert not turns.goes_before("one1", "f0")
+    assert served(turns, ["f0", "one0", "f1"]) == ["one0", "f0", "f1"]
