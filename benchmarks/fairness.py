@@ -24,6 +24,8 @@ import random
 import signal
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from load.client import Answer, Endpoint, Question, ask, new_session
 from load.contents import new_image, text_part
 from load.figures import percentile
 from load.json_reports import write_json
+from serving.stage_times import spans_between
 
 from triptych_cli.settings import DEFAULT_MODEL, CliSettings
 
@@ -48,6 +51,7 @@ BAR = 2.0
 WARM_UP_PART = 0.2
 FLOOD, SECOND = "flood", "second"  # keys, and their names
 REFUSED_PAUSE_S = 0.5
+KEY_NAME = "triptych.api_key_name"  # of a request's span
 PARTS = ("alone", "flooded")
 
 
@@ -56,6 +60,7 @@ class Figures:
     """First tokens of the second key in milliseconds, by part; and what became of the flood."""
 
     ttft_ms: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    times_ns: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {part: [] for part in PARTS})
     failures: list[str] = field(default_factory=list)
     num_flood: int = 0
     num_flood_refused: int = 0
@@ -67,6 +72,24 @@ class Figures:
     def ratio(self) -> float:
         """Of the 90th percentiles."""
         return self.p("flooded", 90) / self.p("alone", 90)
+
+
+def show_stages(traces_dir: Path, figures: Figures) -> None:
+    """What the second key's requests took their time for, by the spans of their traces."""
+    for part in PARTS:
+        spans = [
+            each for start, end in figures.times_ns[part] for each in spans_between(traces_dir, start, end)
+        ]
+        traces = {each.trace_id for each in spans if each.attributes.get(KEY_NAME) == SECOND}
+        durations: defaultdict[str, list[float]] = defaultdict(list)
+        for each in spans:
+            if each.trace_id in traces:
+                durations[each.name].append(each.duration_ms)
+        print(f"{part}, ms: p50 / p90 of the spans of {len(traces)} requests")
+        for name, found in durations.items():
+            print(
+                f"  {name:40} {percentile(found, 0.5):8.1f} / {percentile(found, 0.9):8.1f} of {len(found)}"
+            )
 
 
 class Caller:
@@ -99,7 +122,7 @@ class Caller:
 async def one_a_second(caller: Caller, figures: Figures, part: str, seconds: float) -> None:
     """Whether or not the one before was answered."""
     loop = asyncio.get_running_loop()
-    start = loop.time()
+    start, start_ns = loop.time(), time.time_ns()
 
     async def asked(number: int) -> None:
         await asyncio.sleep(max(0.0, start + number - loop.time()))
@@ -110,6 +133,7 @@ async def one_a_second(caller: Caller, figures: Figures, part: str, seconds: flo
             figures.ttft_ms[part].append(answer.ttft_ms)
 
     await asyncio.gather(*(asked(number) for number in range(int(seconds))))
+    figures.times_ns[part].append((start_ns, time.time_ns()))
 
 
 async def flood(caller: Caller, figures: Figures, num_images: int) -> None:
@@ -176,6 +200,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all contents")
     parser.add_argument("--engine-args", default=ENGINE_ARGS, help="of vLLM, for both engines")
     parser.add_argument("--cache", type=Path, default=CliSettings().state_dir / "bench-models")
+    parser.add_argument("--stages", action="store_true", help="what the second key's requests waited for")
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args()
     scale = SCALES[options.scale]
@@ -189,6 +214,8 @@ def main() -> int:
                 Caller(system.base_url, model, scale, key, options.seed) for key in (FLOOD, SECOND)
             )
             asyncio.run(measure(flooding, second, figures, options))
+            if options.stages:
+                show_stages(system.traces_dir, figures)
     is_held = show(figures)
     if options.json:
         found = {

@@ -49,7 +49,13 @@ class Moves:
         self.places: dict[int, set[int]] = {}
         self.order: list[int] = []
         self.ended: set[int] = set()
+        self.lowered: list[int] = []  # threads, whose priority was
         self.error: OSError | None = None
+
+    def lower(self, thread: int) -> None:
+        if thread in self.ended:
+            raise ProcessLookupError(3, "No such process")
+        self.lowered.append(thread)
 
     def __call__(self, thread: int, cores: Collection[int]) -> None:
         if self.error is not None:
@@ -95,7 +101,7 @@ def share(path: Path, openmp: CountedOpenMp, moves: Moves) -> Iterator[Callable[
         own: Collection[int] = (0,), host: Collection[int] = (0, 1), policy: CorePolicy = "text_first"
     ) -> CoreShare:
         board = CoreBoard.open(path, own)
-        opened.append(CoreShare(policy, own, host, board, cast(OpenMp, openmp), moves))
+        opened.append(CoreShare(policy, own, host, board, cast(OpenMp, openmp), moves, moves.lower))
         return opened[-1]
 
     yield make
@@ -145,6 +151,19 @@ def test_cores_are_chosen_before_each_layer_that_is_watched(
     model.layers[0](zeros(1, 2))
     assert moves.places == {0: {0}, 1: {0}}
     assert cores.compute == Compute(sharing=Sharing.CORES, policy="text_first", cores=(0,))
+
+
+@pytest.mark.parametrize(("policy", "lowered"), [("text_first", [0, 1]), ("image_first", [])])
+def test_the_team_of_an_encoder_comes_after_its_host_where_text_comes_first(
+    share: Callable[..., CoreShare], moves: Moves, policy: CorePolicy, lowered: list[int]
+) -> None:
+    cores = share(own=(0, 2), host=(0, 1, 2), policy=policy)
+    moves.ended.add(2)  # the runtime ended it
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(2, 2)])
+    assert moves.lowered == []
+    cores.watch_layers(model)
+    assert moves.lowered == lowered
 
 
 def test_neighbours_see_the_step(share: Callable[..., CoreShare], text: CoreBoard) -> None:
@@ -325,7 +344,7 @@ def test_cores_beyond_the_quota_and_spare_ones_are_not_borrowed(
     team: int,
 ) -> None:
     placed: dict[int, set[int]] = {}
-    monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__,))  # `move`
+    monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__, moves.lower))  # `move`
     host.set(16, quota)
     cores = host.open(*own)
     assert cores is not None

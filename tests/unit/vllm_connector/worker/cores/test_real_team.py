@@ -91,6 +91,36 @@ again = compute(Work.ENCODE, host)
 assert torch.equal(everywhere, at_home) and torch.equal(everywhere, again)
 """
 
+LOWERED = """
+import os, sys, threading
+from pathlib import Path
+from torch import nn
+from triptych_common.cores.board import CoreBoard
+from triptych_vllm_connector.worker.cores.core_share import COMPUTE_NICE, CoreShare
+from triptych_vllm_connector.worker.cores.openmp import OpenMp
+
+def nice(thread):
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+host = sorted(os.sched_getaffinity(0))[:2]
+other = threading.Event(), threading.Event(), []
+def wait():
+    other[2].append(threading.get_native_id())
+    other[0].set()
+    other[1].wait()
+thread = threading.Thread(target=wait)
+thread.start()
+other[0].wait()
+openmp, before = OpenMp.of_process(), nice(0)
+share = CoreShare("text_first", host[:1], host, CoreBoard.open(Path(sys.argv[1]), host[:1]), openmp)
+model = nn.Module()
+model.layers = nn.ModuleList([nn.Linear(2, 2)])
+share.watch_layers(model)
+assert {nice(each) for each in (*openmp.team(2), *openmp.team(4))} == {before + COMPUTE_NICE}
+assert nice(other[2][0]) == before
+other[1].set()
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -103,6 +133,7 @@ def path(tmp_path: Path) -> Path:
     [
         pytest.param(REAL_TEAM, id="runs where it is put, and computes the same"),
         pytest.param(REAL_SMALLER_TEAM, id="though an operation had a smaller team between two moves"),
+        pytest.param(LOWERED, id="comes after the process's other threads"),
         pytest.param(REAL_NUMBER, id="has its size though torch sets one at its first operation"),
     ],
 )

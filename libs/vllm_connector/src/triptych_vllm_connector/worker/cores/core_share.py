@@ -15,7 +15,7 @@ others and starts new ones later, and torch sets MKL's number at the first opera
 import os
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import torch
 from torch import nn
@@ -33,6 +33,19 @@ from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
 log = get_logger(__name__)
 
+COMPUTE_NICE = 5  # a third of the weight of the host's threads: of two on one core, a host's gets 3/5
+LOWEST_PRIORITY = 19  # Linux's
+
+
+def lower_thread(thread: int) -> None:
+    """By `COMPUTE_NICE`. 0: the calling one. Without privileges this cannot be taken back.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
+    os.setpriority(os.PRIO_PROCESS, thread, min(lowered, LOWEST_PRIORITY))
+
 
 class CoreShare:
     """Of one worker. Every method is for the thread that runs vLLM's steps."""
@@ -45,10 +58,11 @@ class CoreShare:
         board: CoreBoard,
         openmp: OpenMp,
         move: Callable[[int, Collection[int]], None] = os.sched_setaffinity,
+        lower: Callable[[int], None] = lower_thread,
     ) -> None:
         """`own`: cores that the engine owns; `host`: all that it may use.
 
-        `move`: a thread, to some; 0 is the calling one. Raises OSError.
+        `move`: a thread, to some; 0 is the calling one. Raises OSError. `lower`: the priority of a thread.
         """
         self._policy = policy
         self._own = frozenset(own)
@@ -56,6 +70,7 @@ class CoreShare:
         self._board = board
         self._openmp = openmp
         self._move = move
+        self._lower = lower
         self._team_size = team_size(len(self._own), len(self._host))
         self._num_threads = self._team_size
         openmp.set_num_threads(self._num_threads)
@@ -93,8 +108,16 @@ class CoreShare:
         return share
 
     def watch_layers(self, model: nn.Module) -> None:
-        """Encoder: choose again before each layer of `model`."""
+        """Encoder: choose again before each layer of `model`.
+
+        Under `text_first` the team comes after the threads of the encoder's host, with which it shares a
+        priority and its cores: the next items are preprocessed while this one is encoded.
+        """
         before_each_layer(model, self.start_layer)
+        if self._policy == "text_first":
+            for thread in self._team:  # what is started later has the priority of the calling one
+                with suppress(ProcessLookupError):
+                    self._lower(thread)
 
     def start_step(self, work: Work) -> None:
         """The step computes `work`."""
