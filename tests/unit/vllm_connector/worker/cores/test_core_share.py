@@ -344,7 +344,7 @@ def test_cores_beyond_the_quota_and_spare_ones_are_not_borrowed(
     team: int,
 ) -> None:
     placed: dict[int, set[int]] = {}
-    monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__, moves.lower))  # `move`
+    monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__, print))  # `move`, `lower`
     host.set(16, quota)
     cores = host.open(*own)
     assert cores is not None
