@@ -12,14 +12,39 @@ from tests.support.waiting import until
 
 MODEL = "fake-vl"
 DIGEST = "f" * 64
+GRACE_S = 1.0  # for connections, when a server is told to end
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without signal handlers, for a test's own event loop."""
+    """uvicorn without signal handlers, for a test's own event loop. It ends as soon as it is told to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._stopping = asyncio.Event()
+        super().__init__(config)
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
 
     @contextmanager
     def capture_signals(self) -> Any:
         yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which looks ten times a second whether its connections are closed."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            await until(lambda: not self.server_state.connections and not self.server_state.tasks, GRACE_S)
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, which would end the process, and every test after this one."""
@@ -45,7 +70,6 @@ async def served(
             lifespan="off",
             log_config=None,
             ws="none",
-            timeout_graceful_shutdown=1,
         )
     )
     async with asyncio.TaskGroup() as group:
@@ -54,5 +78,5 @@ async def served(
         try:
             yield server
         finally:
-            server.should_exit = True
+            server.stop()
             await asyncio.wait({task}, timeout=3)

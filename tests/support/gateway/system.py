@@ -1,5 +1,6 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.listeners import protocol_of
 from triptych_gateway.settings import GatewaySettings
+
+_TLS = ssl.create_default_context()  # one for all clients: reading its certificates takes 30 ms
 
 
 @dataclass
@@ -93,10 +96,16 @@ async def opened_system(
         protocol = protocol_of(settings)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
-            openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
+            openai.AsyncOpenAI(
+                base_url=f"{settings.local_url}/v1",
+                api_key="none",
+                max_retries=0,
+                timeout=20,
+                http_client=openai.DefaultAsyncHttpxClient(verify=_TLS),
+            )
         )
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
+            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
         yield System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
 
@@ -112,9 +121,15 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
         protocol = protocol_of(settings)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
-            openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
+            openai.AsyncOpenAI(
+                base_url=f"{settings.local_url}/v1",
+                api_key="none",
+                max_retries=0,
+                timeout=20,
+                http_client=openai.DefaultAsyncHttpxClient(verify=_TLS),
+            )
         )
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
+            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
         yield replace(system, gateway=gateway, openai=client, http=http, server=server)

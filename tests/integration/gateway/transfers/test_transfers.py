@@ -51,7 +51,7 @@ async def test_two_requests_share_a_transfer(hosts: Hosts) -> None:
     hosts.source.before_push.clear()
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(hosts.system.post(body(1))) for _ in range(2)]
-        await until(lambda: len(hosts.system.prefill_decode.bodies) == 2)
+        await until(lambda: len(hosts.system.prefill_decode.bodies) == 2 and hosts.source.orders)
         num_orders = len(hosts.source.orders)
         hosts.source.before_push.set()
     assert [text_of(each.result()) for each in asked] == [ANSWER] * 2
