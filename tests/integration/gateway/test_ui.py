@@ -16,6 +16,7 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
+from triptych_common.protocol.messages import ECTransferParams
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.app import _system_view
 from triptych_gateway.tracing.recent_requests import RecentRequests
@@ -101,6 +102,10 @@ async def test_data_are_behind_the_key_and_files_are_not(guarded: System) -> Non
 
 @UI
 async def test_a_request_is_shown_with_its_stages_and_items(system: System) -> None:
+    async def wait_for_the_seals(params: ECTransferParams) -> None:
+        await until(lambda: not any(each.in_flight for each in system.gateway.orders.table))
+
+    system.prefill_decode.waits_for = wait_for_the_seals
     answer = await system.post(with_image(3, stream=True))
     again = await system.post(with_image(3))
     refused = await system.post({"model": "no-such-model", "messages": [{"role": "user", "content": SECRET}]})
