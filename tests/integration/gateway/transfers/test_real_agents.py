@@ -79,8 +79,8 @@ class Fabric:
 async def fabric(redis_url: str, tmp_path: Path) -> AsyncIterator[Fabric]:
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-fabric-", dir="/dev/shm"))  # a socket's path is short
     key = write_fabric_key(run_dir / "key")
-    option = f"--fabric-key-file={key}"
-    hosts = [FabricHost(run_dir / each, redis_url, each, free_port(), option) for each in ("a", "b")]
+    options = (f"--fabric-key-file={key}", "--fabric-progress-timeout-s=2")
+    hosts = [FabricHost(run_dir / each, redis_url, each, free_port(), *options) for each in ("a", "b")]
     try:
         for host in hosts:
             await asyncio.to_thread(host.start)
