@@ -53,13 +53,14 @@ def make_host(run_dir: Path, redis_url: str, key_file: Path, transport: str) -> 
     ) -> FabricHost:
         if key:
             options = (f"--fabric-key-file={key_file}", *options)
+        if not any(each.startswith("--fabric-transports") for each in options):  # a list: they would add up
+            options = (*options, transports_option(transport))
         host = FabricHost(
             run_dir / name,
             redis_url,
             name,
             free_port(),
             "--fabric-progress-timeout-s=2",
-            transports_option(transport),
             *options,
             region_bytes=region_bytes,
             store_options=store_options,
