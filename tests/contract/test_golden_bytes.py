@@ -125,6 +125,7 @@ BUS_SAMPLES: tuple[Message, ...] = (
         kind=transfers.TransferFailureKind.UNREACHABLE,
         detail="no agent",
     ),
+    transfers.LinkCall(link_id="ab" * 16, source="store-0"),
 )
 
 COMMAND_SAMPLES: tuple[StoreFrame, ...] = (

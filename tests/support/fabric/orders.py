@@ -22,16 +22,14 @@ class OrderingGateway:
     """For one event loop; `run` reads results while the test goes on."""
 
     def __init__(self, bus: AsyncBus, name: str = "gateway-0") -> None:
-        self._bus = bus
+        self.bus = bus
         self._name = name
         self._results: dict[str, asyncio.Future[Result]] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
-        stream = self._bus.names.encode_results(self._name)
-        async with self._bus.consumer(
-            stream, group=OWNER_GROUP, consumer=self._name, prefetch=64
-        ) as consumer:
+        stream = self.bus.names.encode_results(self._name)
+        async with self.bus.consumer(stream, group=OWNER_GROUP, consumer=self._name, prefetch=64) as consumer:
             async for delivery in consumer:
                 message = delivery.envelope.message
                 assert isinstance(message, TransferCompleted | TransferFailed)
@@ -61,8 +59,8 @@ class OrderingGateway:
             gateway=self._name,
             encode_class=encode_class,
         )
-        stream = self._bus.names.transfers(source.agent.instance)
-        await self._bus.publish(stream, order, remaining_ms=ttl_ms, traceparent=traceparent)
+        stream = self.bus.names.transfers(source.agent.instance)
+        await self.bus.publish(stream, order, remaining_ms=ttl_ms, traceparent=traceparent)
         return future
 
     async def transfer(
@@ -73,7 +71,7 @@ class OrderingGateway:
 
     async def list_instances(self) -> list[InstanceRecord]:
         """What is registered now."""
-        return await Registry(self._bus).list_instances()
+        return await Registry(self.bus).list_instances()
 
 
 def completed(result: Result) -> TransferCompleted:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import importlib.util
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,16 @@ from triptych_cache_store.testing import write_fabric_key
 from triptych_common.bus import AsyncBus
 
 MakeHost = Callable[..., FabricHost]
+needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
+ALL_TRANSPORTS = ["tcp", "redis", pytest.param("nixl", marks=needs_nixl)]
+by_each_transport = pytest.mark.parametrize("transport", ALL_TRANSPORTS, indirect=True)
+by_each_transport_in_time = pytest.mark.parametrize(  # agents with NIXL take seconds to start
+    "transport", ["tcp", "redis", pytest.param("nixl", marks=[needs_nixl, pytest.mark.long])], indirect=True
+)
+
+
+def transports_option(*transports: str) -> str:
+    return f"--fabric-transports={json.dumps(transports)}"
 
 
 @pytest.fixture
@@ -22,7 +34,13 @@ def key_file(run_dir: Path) -> Path:
 
 
 @pytest.fixture
-def make_host(run_dir: Path, redis_url: str, key_file: Path) -> Iterator[MakeHost]:
+def transport(request: pytest.FixtureRequest) -> str:
+    """Of all hosts; tcp unless `by_each_transport`."""
+    return getattr(request, "param", "tcp")
+
+
+@pytest.fixture
+def make_host(run_dir: Path, redis_url: str, key_file: Path, transport: str) -> Iterator[MakeHost]:
     """Started hosts, by name; `options` are the agent's."""
     hosts: list[FabricHost] = []
 
@@ -35,6 +53,8 @@ def make_host(run_dir: Path, redis_url: str, key_file: Path) -> Iterator[MakeHos
     ) -> FabricHost:
         if key:
             options = (f"--fabric-key-file={key_file}", *options)
+        if not any(each.startswith("--fabric-transports") for each in options):  # a list: they would add up
+            options = (*options, transports_option(transport))
         host = FabricHost(
             run_dir / name,
             redis_url,

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.cache_store.fabric.conftest import MakeHost
+from tests.integration.cache_store.fabric.conftest import MakeHost, by_each_transport_in_time
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
 from triptych_cache_store.testing import write_fabric_key
@@ -91,6 +91,7 @@ async def assert_not_let_in(
     source.wait_no_leftovers()
 
 
+@by_each_transport_in_time
 async def test_another_key(make_host: MakeHost, gateway: OrderingGateway, run_dir: Path) -> None:
     other = write_fabric_key(run_dir / "other")
     source, target = make_host("a", f"--fabric-key-file={other}", key=False), make_host("b")

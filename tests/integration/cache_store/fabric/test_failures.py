@@ -6,7 +6,11 @@ import signal
 
 import pytest
 
-from tests.integration.cache_store.fabric.conftest import MakeHost
+from tests.integration.cache_store.fabric.conftest import (
+    MakeHost,
+    by_each_transport,
+    by_each_transport_in_time,
+)
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
 from tests.support.waiting import until_async
@@ -39,6 +43,7 @@ async def test_target_killed(make_host: MakeHost, gateway: OrderingGateway) -> N
     assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA
 
 
+@by_each_transport_in_time
 async def test_source_killed(make_host: MakeHost, gateway: OrderingGateway) -> None:
     """Watchers at the target learn it; the agent that comes back finds the order again."""
     source, target = make_host("a", SLOW), make_host("b")
@@ -55,6 +60,7 @@ async def test_source_killed(make_host: MakeHost, gateway: OrderingGateway) -> N
     assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA
 
 
+@by_each_transport
 async def test_target_stops(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
@@ -69,6 +75,7 @@ async def test_target_stops(make_host: MakeHost, gateway: OrderingGateway) -> No
     completed(await gateway.transfer(source, target, HASH))
 
 
+@by_each_transport
 async def test_source_stops(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)

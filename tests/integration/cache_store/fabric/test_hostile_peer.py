@@ -15,7 +15,7 @@ import pytest
 from tests.integration.cache_store.fabric.conftest import MakeHost
 from tests.support.fabric.fabric_host import FabricHost, spec_of
 from tests.support.fabric.orders import OrderingGateway, completed
-from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
+from triptych_cache_store.fabric.wire.channel import ChannelError
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
     MAX_CHUNK_BYTES,
@@ -27,6 +27,7 @@ from triptych_cache_store.fabric.wire.frames import (
 )
 from triptych_cache_store.fabric.wire.handshake import greet_target
 from triptych_cache_store.fabric.wire.keys import load_credentials
+from triptych_cache_store.fabric.wire.tcp_channel import TcpChannel
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.store import Cancel, Reserve, Reserved, StatsQuery, TensorSpec
 from triptych_common.region.layout import RegionLayout
@@ -40,7 +41,7 @@ class HostilePeer:
     """Speaks the handshake, and then whatever it likes."""
 
     def __init__(self, target: FabricHost, key_file: Path) -> None:
-        channel = FabricChannel(socket.create_connection(("127.0.0.1", target.port)))
+        channel = TcpChannel(socket.create_connection(("127.0.0.1", target.port)))
         credentials = load_credentials(key_file, None, None, None)
         generation = target.session.welcome.generation
         deadline = time.monotonic() + 10

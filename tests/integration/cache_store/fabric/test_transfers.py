@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import embedded_redis
 from tests.integration.cache_store.conftest import SHARED_MEMORY
+from tests.integration.cache_store.fabric.conftest import ALL_TRANSPORTS, transports_option
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
 from tests.support.waiting import free_port, until_async
@@ -30,12 +31,21 @@ def redis_url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="module", params=ALL_TRANSPORTS)
+def shared_transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def make_shared(redis_url: str) -> Iterator[Make]:
+def make_shared(redis_url: str, shared_transport: str) -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="triptych-test-", dir=SHARED_MEMORY)
         run_dir = Path(stack.enter_context(directory))
-        options = (f"--fabric-key-file={write_fabric_key(run_dir / 'key')}", "--fabric-progress-timeout-s=2")
+        options = (
+            f"--fabric-key-file={write_fabric_key(run_dir / 'key')}",
+            "--fabric-progress-timeout-s=2",
+            transports_option(shared_transport),
+        )
 
         def make(name: str, region_bytes: int) -> FabricHost:
             host = FabricHost(
@@ -75,13 +85,14 @@ def bytes_of(number: int, num_bytes: int) -> bytes:
     return random.Random(number).randbytes(num_bytes)
 
 
-async def test_a_sealed_entry(pair: Pair, gateway: OrderingGateway) -> None:
+async def test_a_sealed_entry(pair: Pair, gateway: OrderingGateway, shared_transport: str) -> None:
     source, target = pair
     data = bytes_of(1, 3 * MIB + 2)
     source.encode(hash_of(1), data)
     result = completed(await gateway.transfer(source, target, hash_of(1)))
     assert result.num_bytes == len(data)
     assert result.transfer_s > 0
+    assert result.transport == shared_transport
     assert target.read(hash_of(1)) == data
     source.wait_no_leftovers()
     target.wait_no_leftovers()

@@ -6,6 +6,7 @@ from collections import deque
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.connection import FabricConnection
 from triptych_cache_store.fabric.wire.frames import FROM_SOURCE, FrameHeader, FrameKind, short_frame
+from triptych_cache_store.fabric.wire.tcp_channel import TcpChannel
 from triptych_common.domain.errors import TriptychError
 
 NUM_ANSWERS = 100
@@ -73,7 +74,7 @@ def ended(side: Answers, connection: FabricConnection, far: socket.socket) -> by
 def test_all_that_is_posted_is_sent_before_the_end() -> None:
     near, far = tcp_pair()
     side = Answers()
-    connection = FabricConnection("test", FabricChannel(near), side, 5.0)
+    connection = FabricConnection("test", TcpChannel(near), side, 5.0)
     frames = [short_frame(FrameKind.STORED, number) for number in range(1, NUM_ANSWERS + 1)]
     for frame in frames:
         connection.post(lambda frame=frame: side.frames.append((frame, NOTHING)))  # type: ignore[misc]
@@ -83,7 +84,7 @@ def test_all_that_is_posted_is_sent_before_the_end() -> None:
 def test_no_chunk_is_begun_at_the_end() -> None:
     near, far = tcp_pair()
     side = Answers()
-    connection = FabricConnection("test", FabricChannel(near), side, 5.0)
+    connection = FabricConnection("test", TcpChannel(near), side, 5.0)
     cancel = short_frame(FrameKind.CANCEL, 1)
     side.frames.append((cancel, NOTHING))
     side.frames.append((b"head", memoryview(bytes(1 << 20))))
@@ -93,7 +94,7 @@ def test_no_chunk_is_begun_at_the_end() -> None:
 def test_the_end_does_not_wait_for_a_peer_that_reads_nothing() -> None:
     near, far = tcp_pair()
     side = Answers()
-    connection = FabricConnection("test", FabricChannel(near), side, 5.0)
+    connection = FabricConnection("test", TcpChannel(near), side, 5.0)
     for _ in range(64):
         side.frames.append((bytes(1 << 20), NOTHING))
     connection.stop()

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from triptych_cache_store.fabric.wire.frames import (
     BODY_BOUNDS,
     FROM_SOURCE,
+    FROM_SOURCE_OF_NIXL,
     FROM_TARGET,
+    FROM_TARGET_OF_NIXL,
     HEADER_BYTES,
     MAX_OFFER_MS,
     FrameHeader,
@@ -41,11 +43,18 @@ def test_an_offer_comes_back() -> None:
     assert read_body(Offer, frame[HEADER_BYTES:]) == OFFER
 
 
+SIDES = (FROM_SOURCE, FROM_TARGET, FROM_SOURCE_OF_NIXL, FROM_TARGET_OF_NIXL)
+
+
+def number_of(kind: FrameKind) -> int:
+    return 0 if kind in (FrameKind.KEEPALIVE, FrameKind.REGION) else 1
+
+
 @pytest.mark.parametrize("kind", list(FrameKind))
 def test_bodies_are_bounded(kind: FrameKind) -> None:
     least, most = BODY_BOUNDS[kind]
-    number = 0 if kind is FrameKind.KEEPALIVE else 1
-    side = FROM_SOURCE if kind in FROM_SOURCE else FROM_TARGET
+    number = number_of(kind)
+    side = next(each for each in SIDES if kind in each)
     assert read_header(frame_header(kind, number, most), side).body_num_bytes == most
     for wrong in {least - 1, most + 1} - {-1}:
         with pytest.raises(MalformedMessageError):
@@ -54,8 +63,8 @@ def test_bodies_are_bounded(kind: FrameKind) -> None:
 
 @pytest.mark.parametrize("kind", list(FrameKind))
 def test_a_frame_comes_from_its_side_alone(kind: FrameKind) -> None:
-    header = frame_header(kind, 0 if kind is FrameKind.KEEPALIVE else 1, BODY_BOUNDS[kind][0])
-    for side in (FROM_SOURCE, FROM_TARGET):
+    header = frame_header(kind, number_of(kind), BODY_BOUNDS[kind][0])
+    for side in SIDES:
         if kind in side:
             read_header(header, side)
         else:
@@ -64,7 +73,7 @@ def test_a_frame_comes_from_its_side_alone(kind: FrameKind) -> None:
 
 
 def test_every_kind_has_a_side_and_bounds() -> None:
-    assert FROM_SOURCE | FROM_TARGET == set(FrameKind) == set(BODY_BOUNDS)
+    assert frozenset().union(*SIDES) == set(FrameKind) == set(BODY_BOUNDS)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))

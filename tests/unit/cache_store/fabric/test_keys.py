@@ -13,7 +13,7 @@ from triptych_cache_store.fabric.wire.keys import (
 )
 
 KEY = Credentials(b"k" * 32)
-TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", b"")
+TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", "tcp", b"")
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", b"")
         replace(TRANSCRIPT, target="store-c"),
         replace(TRANSCRIPT, source_nonce="12"),
         replace(TRANSCRIPT, target_nonce="23"),
+        replace(TRANSCRIPT, transport="nixl"),
         replace(TRANSCRIPT, binding=b"x"),
         replace(TRANSCRIPT, source="store-as", target="tore-b"),
     ],
@@ -39,6 +40,19 @@ def test_a_proof_is_of_one_side_and_key() -> None:
     assert not KEY.is_proof(proof, "target", TRANSCRIPT), "it cannot be sent back"
     assert not Credentials(b"j" * 32).is_proof(proof, "source", TRANSCRIPT)
     assert not KEY.is_proof("", "source", TRANSCRIPT)
+
+
+def test_a_link_key_is_of_one_connection_and_side() -> None:
+    key = KEY.link_key("source", TRANSCRIPT)
+    assert key == KEY.link_key("source", TRANSCRIPT)
+    others = [
+        KEY.link_key("target", TRANSCRIPT),
+        KEY.link_key("source", replace(TRANSCRIPT, target_nonce="23")),
+        Credentials(b"j" * 32).link_key("source", TRANSCRIPT),
+        bytes.fromhex(KEY.proof("source", TRANSCRIPT)),
+    ]
+    assert key not in others, "the proof travels in the clear"
+    assert Credentials().link_key("source", TRANSCRIPT) == b""
 
 
 def key_at(path: Path, content: bytes = b"k" * 32, mode: int = 0o600) -> Path:

@@ -278,10 +278,12 @@ class FabricTransport(StrEnum):
 class FabricEndpoint(Message):
     """Where a store's fabric agent takes entries of other hosts. Inside `InstanceRecord`."""
 
-    host: HostText
-    port: Annotated[int, Field(ge=1, le=65535)]
+    host: HostText | None = None  # None: nothing listens, links come through Redis alone
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
     generation: PositiveInt  # of its store: entries that a directory names with another one are gone
-    transports: tuple[FabricTransport, ...] = (FabricTransport.TCP,)  # best first
+    transports: tuple[FabricTransport, ...] = Field(
+        default=(FabricTransport.TCP,), min_length=1
+    )  # best first
 
 
 class FabricLink(Message):

@@ -66,6 +66,14 @@ class StreamNames:
         """Gateways -> one fabric agent."""
         return self._key("transfers", instance)
 
+    def link_calls(self, instance: str) -> str:
+        """Fabric agents -> one fabric agent, whose links go through Redis."""
+        return self._key("link-calls", instance)
+
+    def link(self, link_id: str, reader: str) -> str:
+        """One direction of a link between two fabric agents; `reader`: "source" or "target". Expires."""
+        return self._key("link", link_id, f"to-{reader}")
+
     @property
     def dead_letters(self) -> str:
         """Entries that no consumer could handle, with the reason."""
@@ -144,6 +152,7 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
         names.acks(instance),
         names.encode_results(instance),
         names.transfers(instance),
+        names.link_calls(instance),
     )
 
 

@@ -23,7 +23,7 @@ from triptych_common.protocol.messages import (
     Outcome,
     Preallocation,
 )
-from triptych_common.protocol.transfers import TransferCompleted, TransferFailed, TransferOrder
+from triptych_common.protocol.transfers import LinkCall, TransferCompleted, TransferFailed, TransferOrder
 
 
 class Party(StrEnum):
@@ -50,7 +50,7 @@ class Channel(StrEnum):
     STORE = "store"  # the store's socket, from a client
     PUSH = "push"  # the store's socket, to a client
     HTTP = "http"
-    FABRIC = "fabric"  # a TCP connection between two fabric agents
+    FABRIC = "fabric"  # a connection between two fabric agents
 
 
 class Occurs(StrEnum):
@@ -190,6 +190,7 @@ STEPS: tuple[Step, ...] = (
     _command("verify", _OPERATOR, store.Verify, store.Verified, occurs=_APART),
     _command("metrics", _OPERATOR, store.MetricsQuery, store.StoreMetrics, occurs=_APART),
     _command("hello_agent", _SOURCE, store.Hello, store.Welcome, occurs=_APART),
+    _bus("call_target", _SOURCE, _TARGET, "link_calls", LinkCall, _APART),
     Step("heartbeat_agent", _SOURCE, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_gateway", _GATEWAY, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_encoder", _ENCODER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),

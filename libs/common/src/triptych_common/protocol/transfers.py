@@ -7,13 +7,15 @@ that agent pushes them, and tells the gateways what came of it. Bytes of tensors
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, StringConstraints
 
 from triptych_common.protocol.ids import MmHashText, Name
 from triptych_common.protocol.item_record import MAX_PIECES
 from triptych_common.protocol.messages import EncodeClass, FabricTransport, Message
 
 MAX_TRANSFER_GATEWAYS = 64
+LinkIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+"""Random, fresh for each link."""
 
 
 class TransferOrder(Message):
@@ -65,6 +67,16 @@ class TransferFailed(Message):
     detail: Annotated[str, Field(max_length=500)] = ""  # for people; holds no path, address or secret
 
 
+class LinkCall(Message):
+    """Fabric agent -> another one (`link-calls:{instance}`): take a link through Redis.
+
+    The caller has made its two streams (`link:{link_id}:…`). Who it is, it proves there.
+    """
+
+    link_id: LinkIdText
+    source: Name  # store of the caller; people read it
+
+
 class EntryPlace(Message):
     """Inside the directory of entries: a store that had the entry when it was last heard of."""
 
@@ -73,4 +85,4 @@ class EntryPlace(Message):
     num_bytes: PositiveInt
 
 
-TRANSFER_MESSAGES: tuple[type[Message], ...] = (TransferOrder, TransferCompleted, TransferFailed)
+TRANSFER_MESSAGES: tuple[type[Message], ...] = (TransferOrder, TransferCompleted, TransferFailed, LinkCall)

@@ -1,4 +1,4 @@
-"""Clients that block, for vLLM's workers, from the same addresses as the others."""
+"""Clients that block, for vLLM's workers and the fabric's threads, from the same addresses as the others."""
 
 from typing import Any, cast
 

@@ -13,7 +13,7 @@ from typing import Any
 from triptych_cache_store.fabric.local_store import LocalStore
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_common.domain.errors import StoreError
-from triptych_common.protocol.messages import MAX_FABRIC_LINKS, FabricLink, FabricLoad, FabricTransport
+from triptych_common.protocol.messages import MAX_FABRIC_LINKS, FabricLink, FabricLoad
 from triptych_common.protocol.store import StoreStats
 from triptych_common.protocol.transfers import TransferCompleted, TransferFailed
 
@@ -83,7 +83,7 @@ class AgentLoad:
             tally = self._tallies.get(target, _Tally())
             report = FabricLink(
                 target=target,
-                transport=FabricTransport.TCP,
+                transport=self._links.transport_to(target),
                 is_up=target in offers,
                 num_in_flight=offers.get(target, 0),
                 num_bytes=tally.num_bytes,

@@ -22,7 +22,7 @@ class FabricMetrics:
             ("outcome", "target"),
         )
         self.sent_bytes = metrics.counter(
-            "fabric_sent_bytes", "Bytes of entries that targets have stored", ("target",)
+            "fabric_sent_bytes", "Bytes of entries that targets have stored", ("target", "transport")
         )
         self.transfer_s = metrics.histogram(
             "fabric_transfer_seconds", "An entry's first byte to the target's seal"
@@ -33,16 +33,20 @@ class FabricMetrics:
             ("outcome", "source"),
         )
         self.received_bytes = metrics.counter(
-            "fabric_received_bytes", "Bytes of entries that were received and sealed", ("source",)
+            "fabric_received_bytes",
+            "Bytes of entries that were received and sealed",
+            ("source", "transport"),
         )
         self.reserved_bytes = metrics.gauge(
             "fabric_reserved_bytes", "Bytes reserved for entries of others, and not sealed yet"
         )
-        self.links = metrics.gauge("fabric_links", "Connections to agents of targets that are up")
+        self.links = metrics.gauge(
+            "fabric_links", "Connections to agents of targets that are up", ("transport",)
+        )
         self.peers = metrics.gauge("fabric_peers", "Connections from agents of sources that are up")
         self.refused = metrics.counter(
             "fabric_refused_connections",
-            "Connections refused: key, store, busy, version, other",
+            "Connections refused: key, store, transport, busy, version, other",
             ("reason",),
         )
 

@@ -8,7 +8,7 @@ Draining: announced; no new orders and offers; what runs is finished, for `drain
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -18,19 +18,24 @@ from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.orders import OrderReader
 from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
+from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.transfers import PlacedOrder, Result, TransferTable
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
+from triptych_cache_store.fabric.target.link_calls import LinkCalls
 from triptych_cache_store.fabric.target.listener import FabricListener
 from triptych_cache_store.fabric.target.peer import FabricPeer
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.handshake import Identity
 from triptych_cache_store.fabric.wire.keys import Credentials
+from triptych_cache_store.fabric.wire.nixl_memory import NixlError, load_nixl
+from triptych_cache_store.fabric.wire.redis_links import RedisLinks
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
 from triptych_common.domain.errors import BusUnavailableError, StoreUnavailableError, TriptychError
-from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
-from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
+from triptych_common.protocol.transfers import LinkCall, TransferFailureKind
+from triptych_common.redis_client.address import RedisAddress
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
 from triptych_common.telemetry import setup_tracing
@@ -78,23 +83,33 @@ class FabricAgent:
     ) -> None:
         """`store_changed`: the store was restarted, or is gone for good."""
         self._settings = settings
+        self._transports = usable_transports(settings.fabric_transports)
         self._credentials = credentials
         self._store = store
         self._bus = bus
         self._registry = Registry(bus)
         self._metrics = metrics
         self._store_changed = store_changed
-        self._identity = Identity(store.name, store.generation)
+        self._identity = Identity(store.name, store.generation, self._transports)
+        self._redis_links = RedisLinks(
+            RedisAddress.parse(settings.redis_url),
+            bus.names,
+            settings.instance,
+            settings.fabric_progress_timeout_s,
+        )
         self._budget = ByteBudget(settings.fabric_max_bytes_in_flight)
         self._links = TargetLinks(
             store.name,
-            self._find_endpoint,
+            self._find_agent,
+            LinkDialer(store.name, self._transports, self._redis_links, self._publish_call),
             credentials,
             RateLimit(settings.fabric_max_rate),
             settings.fabric_progress_timeout_s,
+            store.mapping,
         )
         self._load = AgentLoad(store, self._links)
-        metrics.links.set_function(lambda: self._links.num_up)
+        for each in self._transports:
+            metrics.links.labels(each.value).set_function(partial(self._links.num_up, each))
         metrics.reserved_bytes.set_function(lambda: self._budget.num_bytes)
 
     @classmethod
@@ -127,7 +142,8 @@ class FabricAgent:
         try:
             async with asyncio.TaskGroup() as group:
                 listener = FabricListener(partial(self._new_peer, group))
-                listener.serve(settings.fabric_listen_host, settings.fabric_port)
+                if settings.listens:
+                    listener.serve(settings.fabric_listen_host, settings.fabric_port)
                 self._metrics.peers.set_function(lambda: listener.num_peers)
                 try:
                     async with self._registry.keep_registered(
@@ -154,8 +170,13 @@ class FabricAgent:
         table = TransferTable(self._store, self._links, self._metrics, group, on_result)
         self._metrics.num_orders.set_function(lambda: table.num_orders)
         reading = group.create_task(reader.run(table))
-        reporting = group.create_task(self._load.run())
-        following = group.create_task(self._follow_store(registration, listener))
+        others = [
+            group.create_task(self._load.run()),
+            group.create_task(self._follow_store(registration, listener)),
+        ]
+        if FabricTransport.REDIS in self._settings.fabric_transports:
+            calls = LinkCalls(self._bus, self._settings.instance, self._redis_links, listener)
+            others.append(group.create_task(calls.run()))
         await stop.wait()
         log.info("draining", num_orders=table.num_orders)
         self._identity.is_draining = True
@@ -171,7 +192,7 @@ class FabricAgent:
             table.fail_all(TransferFailureKind.UNREACHABLE, "the source's agent ends")
         await reader.finish_sending(RESULTS_LIMIT_S)
         await asyncio.wait({reading}, timeout=RESULTS_LIMIT_S)
-        for task in (reading, following, reporting):
+        for task in (reading, *others):
             task.cancel()
 
     async def _follow_store(self, registration: Registration, listener: FabricListener) -> None:
@@ -208,17 +229,24 @@ class FabricAgent:
             on_closed,
         )
 
-    async def _find_endpoint(self, target: str) -> FabricEndpoint | None:
+    async def _find_agent(self, target: str) -> InstanceRecord | None:
         for record in await self._registry.list_instances():
             is_its = record.role is Role.FABRIC and record.store == target
             if is_its and record.fabric is not None and not record.draining:
-                return record.fabric
+                return record
         return None
+
+    async def _publish_call(self, instance: str, call: LinkCall) -> None:
+        remaining_ms = int(1000 * self._settings.fabric_progress_timeout_s)
+        await self._bus.publish(self._bus.names.link_calls(instance), call, remaining_ms=remaining_ms)
 
     def _endpoint(self) -> FabricEndpoint:
         settings = self._settings
         return FabricEndpoint(
-            host=settings.advertised_host, port=settings.fabric_port, generation=self._store.generation
+            host=settings.advertised_host if settings.listens else None,
+            port=settings.fabric_port if settings.listens else None,
+            generation=self._store.generation,
+            transports=self._transports,
         )
 
     def _record(self) -> InstanceRecord:
@@ -230,6 +258,24 @@ class FabricAgent:
             host=self._settings.host_name,
             fabric=self._endpoint(),
         )
+
+
+def usable_transports(wanted: Sequence[FabricTransport]) -> tuple[FabricTransport, ...]:
+    """Those that work on this machine.
+
+    Raises:
+        NixlError: none of them.
+    """
+    usable = list(wanted)
+    if FabricTransport.NIXL in usable:
+        try:
+            load_nixl()  # here, not in the thread of the first link: it takes seconds
+        except NixlError as error:
+            usable.remove(FabricTransport.NIXL)
+            if not usable:
+                raise
+            log.warning("nixl cannot be used, entries go by the other transports", error=str(error))
+    return tuple(usable)
 
 
 def _first(failures: BaseException) -> BaseException:

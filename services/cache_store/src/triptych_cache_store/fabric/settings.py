@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from triptych_cache_store.fabric.wire.keys import Credentials, load_credentials
+from triptych_cache_store.fabric.wire.keys import Credentials, FabricKeyError, load_credentials
+from triptych_common.protocol.messages import FabricTransport
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import MetricsSettings, ServiceSettings
 
@@ -16,6 +17,11 @@ class FabricSettings(ServiceSettings, MetricsSettings):
     config_section = "fabric"
 
     instance: str = Field(default="fabric-0", description="name of this agent, unique in the deployment")
+    fabric_transports: tuple[FabricTransport, ...] = Field(
+        default=(FabricTransport.TCP,),
+        min_length=1,
+        description="how entries travel, best first, as a JSON list: tcp, nixl, redis",
+    )
     fabric_listen_host: HostText = Field(
         default="127.0.0.1", description="address to listen on for other agents"
     )
@@ -46,8 +52,15 @@ class FabricSettings(ServiceSettings, MetricsSettings):
     def model_post_init(self, context: Any) -> None:
         """Refuses an address that others cannot call."""
         super().model_post_init(context)
-        if self.advertised_host in ANY_ADDRESSES:
+        if len(set(self.fabric_transports)) < len(self.fabric_transports):
+            raise ValueError("fabric_transports names one twice")
+        if self.listens and self.advertised_host in ANY_ADDRESSES:
             raise ValueError("fabric_advertise_host is needed: other agents cannot call all addresses")
+
+    @property
+    def listens(self) -> bool:
+        """Else other agents come through Redis alone."""
+        return self.fabric_transports != (FabricTransport.REDIS,)
 
     @property
     def advertised_host(self) -> str:
@@ -55,6 +68,11 @@ class FabricSettings(ServiceSettings, MetricsSettings):
 
     def credentials(self) -> Credentials:
         """Raises FabricKeyError."""
-        return load_credentials(
+        credentials = load_credentials(
             self.fabric_key_file, self.fabric_tls_cert_file, self.fabric_tls_key_file, self.fabric_tls_ca_file
         )
+        if FabricTransport.REDIS in self.fabric_transports and credentials.key is None:
+            raise FabricKeyError(
+                "the fabric's transport redis needs FABRIC_KEY_FILE: Redis has no certificates"
+            )
+        return credentials

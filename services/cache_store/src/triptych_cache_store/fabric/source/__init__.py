@@ -2,8 +2,10 @@
 
 transfers   orders of one item for one target, joined; what came of them
 push        one entry's way to the target: its states
+dialing     how one comes about, by which transport
 links       a connection to each target's agent, made when one is needed
 link        such a connection, as the event loop sees it
 outbox      what a connection has to send, and which chunk is next: its thread's
+region_writes  with NIXL: writes that are under way
 byte_turns  whose chunk is next, and the rate. Pure
 """

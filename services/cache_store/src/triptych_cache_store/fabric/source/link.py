@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.outbox import EntryOutbox
+from triptych_cache_store.fabric.source.region_writes import RegionWrites
 from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
 from triptych_cache_store.fabric.wire.connection import FabricConnection
 from triptych_cache_store.fabric.wire.frames import FrameKind, Offer, OfferFailed, json_frame
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError
 from triptych_common.domain.errors import MalformedMessageError, TriptychError
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.messages import EncodeClass, FabricTransport
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.telemetry.logs import get_logger
 
@@ -54,14 +55,18 @@ class TargetLink:
     def __init__(
         self,
         target: str,
+        transport: FabricTransport,
         channel: FabricChannel,
         greet: Callable[[FabricChannel], None],
         rate: RateLimit,
         progress_timeout_s: float,
         on_closed: Callable[["TargetLink"], None],
+        open_writes: Callable[[], RegionWrites] | None = None,
     ) -> None:
+        """`open_writes`: with NIXL."""
         loop = asyncio.get_running_loop()
         self.target = target
+        self.transport = transport
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.is_open = False
@@ -70,7 +75,7 @@ class TargetLink:
         self._going: dict[int, Callable[[], None]] = {}  # withdrawn, but perhaps a chunk is being sent
         self._room = asyncio.Semaphore(MAX_OFFERS)
         self._on_closed = on_closed
-        self._outbox = EntryOutbox(greet, self, rate, loop)
+        self._outbox = EntryOutbox(greet, self, rate, loop, open_writes)
         self._connection = FabricConnection(
             f"fabric to {target}"[:60], channel, self._outbox, progress_timeout_s
         )
@@ -125,7 +130,7 @@ class TargetLink:
         self.is_open = True
         if not self.opened.done():
             self.opened.set_result(None)
-        log.info("fabric link is up", target=self.target)
+        log.info("fabric link is up", target=self.target, transport=self.transport.value)
 
     def on_answer(self, number: int, kind: FrameKind, failure: OfferFailed | None) -> None:
         linked = self._offers.get(number)

@@ -1,27 +1,31 @@
 """One link to each target's agent, made when a push needs it. The registry says where that agent is."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
+from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.link import PushFailedError, TargetLink
-from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
+from triptych_cache_store.fabric.source.region_writes import RegionWrites
+from triptych_cache_store.fabric.wire.channel import ChannelError
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_target
 from triptych_cache_store.fabric.wire.keys import Credentials
+from triptych_cache_store.fabric.wire.nixl_memory import NixlMemory
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import FabricEndpoint
+from triptych_common.protocol.messages import FabricTransport, InstanceRecord
 from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.region.mapping import RegionMapping
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
-FindEndpoint = Callable[[str], Awaitable[FabricEndpoint | None]]
-"""Of a store's agent as it is registered now; None: there is none. Raises BusUnavailableError."""
+OF_AN_OLD_RECORD = (RefusalReason.STORE, RefusalReason.TRANSPORT, RefusalReason.BUSY)  # or one about to go
+FindAgent = Callable[[str], Awaitable[InstanceRecord | None]]
+"""A store's agent as it is registered now; None: there is none. Raises BusUnavailableError."""
 
 
 class TargetLinks:
@@ -30,24 +34,35 @@ class TargetLinks:
     def __init__(
         self,
         own_store: str,
-        find_endpoint: FindEndpoint,
+        find_agent: FindAgent,
+        dialer: LinkDialer,
         credentials: Credentials,
         rate: RateLimit,
         progress_timeout_s: float,
+        mapping: RegionMapping,
     ) -> None:
         self._own_store = own_store
-        self._find_endpoint = find_endpoint
+        self._find_agent = find_agent
+        self._dialer = dialer
         self._credentials = credentials
         self._rate = rate
         self._progress_timeout_s = progress_timeout_s
+        self._mapping = mapping
         self._links: dict[str, TargetLink] = {}
         self._dialling: dict[str, asyncio.Task[TargetLink]] = {}
-        self._known: dict[str, FabricEndpoint] = {}  # as they were last seen, while Redis is away
+        self._known: dict[str, InstanceRecord] = {}  # as they were last seen, while Redis is away
         self._all: set[TargetLink] = set()
 
-    @property
-    def num_up(self) -> int:
-        return sum(link.is_open for link in self._all)
+    def num_up(self, transport: FabricTransport) -> int:
+        return sum(link.is_open and link.transport is transport for link in self._all)
+
+    def transport_to(self, target: str) -> FabricTransport:
+        """Of the link that is up, or would be made."""
+        link, known = self._links.get(target), self._known.get(target)
+        if link is not None:
+            return link.transport
+        chosen = None if known is None or known.fabric is None else self._dialer.choose(known.fabric)
+        return chosen or self._dialer.transports[0]
 
     def offers_by_target(self) -> dict[str, int]:
         """Of the links that are up: how many entries are under way to each target."""
@@ -95,18 +110,22 @@ class TargetLinks:
         retry_s = FIRST_RETRY_S
         while True:
             failure = PushFailedError(TransferFailureKind.UNREACHABLE, "the target's agent is not registered")
-            endpoint = await self._endpoint(target)
-            if endpoint is not None:
+            agent = await self._agent(target)
+            if agent is not None:
                 try:
                     async with asyncio.timeout_at(
                         asyncio.get_running_loop().time() + until - time.monotonic()
                     ):
-                        return await self._open(target, endpoint, until)
+                        return await self._open(target, agent, until)
+                except PushFailedError as failed:
+                    failure = failed
                 except LinkRefusedError as refused:
                     kind = TransferFailureKind.REFUSED
-                    if refused.reason in (RefusalReason.STORE, RefusalReason.BUSY):
-                        kind = TransferFailureKind.UNREACHABLE  # its record is old, or about to go
+                    if refused.reason in OF_AN_OLD_RECORD:
+                        kind = TransferFailureKind.UNREACHABLE
                     failure = PushFailedError(kind, str(refused))
+                except BusUnavailableError:
+                    failure = PushFailedError(TransferFailureKind.UNREACHABLE, "not reached: Redis was lost")
                 except (ChannelError, OSError) as error:  # TimeoutError is one
                     failure = PushFailedError(TransferFailureKind.UNREACHABLE, f"not reached: {_text(error)}")
             if failure.kind is TransferFailureKind.REFUSED or time.monotonic() + retry_s > until:
@@ -115,9 +134,13 @@ class TargetLinks:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
-    async def _endpoint(self, target: str) -> FabricEndpoint | None:
+    def _open_writes(self) -> RegionWrites:
+        """By the thread of a link."""
+        return RegionWrites(NixlMemory.open(self._mapping), self._progress_timeout_s)
+
+    async def _agent(self, target: str) -> InstanceRecord | None:
         try:
-            found = await self._find_endpoint(target)
+            found = await self._find_agent(target)
         except BusUnavailableError:
             return self._known.get(target)
         if found is None:
@@ -126,8 +149,12 @@ class TargetLinks:
             self._known[target] = found
         return found
 
-    async def _open(self, target: str, endpoint: FabricEndpoint, until: float) -> TargetLink:
-        sock = await _connect(endpoint)
+    async def _open(self, target: str, agent: InstanceRecord, until: float) -> TargetLink:
+        endpoint = agent.fabric
+        transport = None if endpoint is None else self._dialer.choose(endpoint)
+        if endpoint is None or transport is None:
+            raise PushFailedError(TransferFailureKind.REFUSED, "the two agents have no transport in common")
+        channel = await self._dialer.dial(agent.instance, endpoint, transport)
         greet = partial(
             greet_target,
             source=self._own_store,
@@ -135,9 +162,17 @@ class TargetLinks:
             generation=endpoint.generation,
             credentials=self._credentials,
             deadline=until,
+            transport=transport,
         )
         link = TargetLink(
-            target, FabricChannel(sock), greet, self._rate, self._progress_timeout_s, self._on_closed
+            target,
+            transport,
+            channel,
+            greet,
+            self._rate,
+            self._progress_timeout_s,
+            self._on_closed,
+            self._open_writes if transport is FabricTransport.NIXL else None,
         )
         self._all.add(link)
         try:
@@ -146,26 +181,6 @@ class TargetLinks:
             link.close()
             raise
         return link
-
-
-async def _connect(endpoint: FabricEndpoint) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    error: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(
-        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-    ):
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-            return sock
-        except OSError as refused:
-            sock.close()
-            error = refused
-        except BaseException:
-            sock.close()
-            raise
-    raise error or OSError("it has no address")
 
 
 def _text(error: BaseException) -> str:

@@ -7,18 +7,23 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from triptych_cache_store.fabric.source.byte_turns import ByteTurns, RateLimit
+from triptych_cache_store.fabric.source.region_writes import NEVER_S, RegionWrites
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
     FROM_TARGET,
+    FROM_TARGET_OF_NIXL,
     MAX_CHUNK_BYTES,
     FrameHeader,
     FrameKind,
     OfferFailed,
     frame_header,
+    pack_count,
+    read_address,
     read_body,
     short_frame,
 )
@@ -28,7 +33,6 @@ from triptych_common.protocol.messages import EncodeClass
 _AFTER_OFFER = frozenset({FrameKind.ACCEPTED, FrameKind.PRESENT, FrameKind.FAILED})
 _AFTER_ACCEPTED = frozenset({FrameKind.FAILED})
 _AFTER_END = frozenset({FrameKind.STORED, FrameKind.FAILED})
-NEVER_S = 3600.0
 NOTHING = memoryview(b"")
 
 
@@ -54,10 +58,16 @@ class _Sending:
     checksum: Checksum = field(default_factory=Checksum)
 
 
+@dataclass
+class AcceptedOffer:
+    """On a link of NIXL: where its bytes go, and how many chunks were written."""
+
+    address: int
+    num_chunks: int = 0
+
+
 class EntryOutbox:
     """The `ConnectionSide` of a source."""
-
-    allowed = FROM_TARGET
 
     def __init__(
         self,
@@ -65,9 +75,18 @@ class EntryOutbox:
         events: OutboxEvents,
         rate: RateLimit,
         loop: asyncio.AbstractEventLoop,
+        open_writes: Callable[[], RegionWrites] | None = None,
     ) -> None:
-        """`greet`: the handshake."""
+        """
+        Args:
+            greet: the handshake.
+            open_writes: NIXL's; None: bytes go through the connection.
+        """
+        self.allowed = FROM_TARGET if open_writes is None else FROM_TARGET_OF_NIXL
         self._greet = greet
+        self._open_writes = open_writes
+        self._writes: RegionWrites | None = None
+        self._accepted: dict[int, AcceptedOffer] = {}  # with NIXL: neither END nor CANCEL was sent
         self._events = events
         self._rate = rate
         self._loop = loop
@@ -97,13 +116,18 @@ class EntryOutbox:
     def withdraw(self, number: int, on_gone: Callable[[], None]) -> None:
         """No more of it is sent. `on_gone`, in the event loop: its bytes are not read any more."""
         if self._expected.pop(number, None) is not None:
-            self._frames.append(short_frame(FrameKind.CANCEL, number))
+            self._cancel(number)
         self._drop(number)
-        self._loop.call_soon_threadsafe(on_gone)
+        if self._writes is None:
+            self._loop.call_soon_threadsafe(on_gone)
+        else:
+            self._writes.when_over(number, partial(self._loop.call_soon_threadsafe, on_gone))
 
     # ---- the connection's side -------------------------------------------------------------------
     def begin(self, channel: FabricChannel) -> None:
         self._greet(channel)
+        if self._open_writes is not None:
+            self._writes = self._open_writes()
         self._loop.call_soon_threadsafe(self._events.on_open)
 
     def on_header(self, header: FrameHeader) -> memoryview | None:
@@ -117,6 +141,9 @@ class EntryOutbox:
 
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         number, kind = header.number, header.kind
+        if kind is FrameKind.REGION and self._writes is not None:
+            self._writes.connect(body)
+            return
         expected = self._expected.get(number)
         if expected is None:  # withdrawn meanwhile
             return
@@ -125,7 +152,13 @@ class EntryOutbox:
         failure = read_body(OfferFailed, body) if kind is FrameKind.FAILED else None
         if kind is FrameKind.ACCEPTED:
             self._expected[number] = _AFTER_ACCEPTED
+            if self._writes is not None:
+                self._accepted[number] = AcceptedOffer(read_address(body))
+            elif body:
+                raise MalformedMessageError("an ACCEPTED that says where")
         else:
+            if number in self._accepted:
+                self._cancel(number)  # the target waits to hear that no more is written
             del self._expected[number]
             self._drop(number)
         self._loop.call_soon_threadsafe(self._events.on_answer, number, kind, failure)
@@ -134,8 +167,11 @@ class EntryOutbox:
         """A source gets no chunks."""
 
     def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
+        pause_s = NEVER_S if self._writes is None else self._write(self._writes, now)
         if self._frames:
             return self._frames.popleft(), NOTHING, 0.0
+        if self._writes is not None:
+            return b"", NOTHING, pause_s
         number = self._turns.next_number()
         if number is None:
             return b"", NOTHING, NEVER_S
@@ -164,9 +200,50 @@ class EntryOutbox:
         self._loop.call_soon_threadsafe(self._events.on_bytes_sent, sending.number)
 
     def on_end(self, error: TriptychError | None) -> None:
+        if self._writes is not None:
+            self._writes.close()
         self._sendings.clear()
         self._current = None
         self._loop.call_soon_threadsafe(self._events.on_closed, error)
+
+    # ---- with NIXL -------------------------------------------------------------------------------
+    def _write(self, writes: RegionWrites, now: float) -> float:
+        """What comes next, as long as there is room. The seconds until there may be more to do."""
+        pause_s = writes.step(now)
+        while writes.has_room() and (number := self._turns.next_number()) is not None:
+            if (rate_pause_s := self._rate.pause_s(now)) > 0:
+                return min(pause_s, rate_pause_s)
+            sending, accepted = self._sendings[number], self._accepted[number]
+            if sending.position == 0:
+                self._frames.append(short_frame(FrameKind.WRITING, number))
+                self._loop.call_soon_threadsafe(self._events.on_began, number)
+            chunk = sending.view[sending.position : sending.position + MAX_CHUNK_BYTES]
+            writes.start(number, chunk, accepted.address + sending.position)
+            accepted.num_chunks += 1
+            sending.checksum.update(chunk)
+            sending.position += len(chunk)
+            self._turns.take_turn(number, len(chunk))
+            self._rate.take(len(chunk), now)
+            if sending.position == len(sending.view):
+                self._end_writes(sending)
+            pause_s = 0.0
+        return pause_s
+
+    def _end_writes(self, sending: _Sending) -> None:
+        number = sending.number
+        self._drop(number)
+        self._expected[number] = _AFTER_END
+        num_chunks = self._accepted.pop(number).num_chunks
+        body = sending.checksum.digest() + pack_count(num_chunks)
+        self._frames.append(short_frame(FrameKind.END, number, body))
+        self._loop.call_soon_threadsafe(self._events.on_bytes_sent, number)
+
+    def _cancel(self, number: int) -> None:
+        body = b""
+        if self._writes is not None:
+            accepted = self._accepted.pop(number, None)
+            body = pack_count(0 if accepted is None else accepted.num_chunks)
+        self._frames.append(short_frame(FrameKind.CANCEL, number, body))
 
     def _drop(self, number: int) -> None:
         self._sendings.pop(number, None)

@@ -28,7 +28,7 @@ from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.wire.frames import MAX_OFFER_MS, Offer
 from triptych_common.domain.errors import StoreError
 from triptych_common.domain.transitions import check_transition
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.messages import EncodeClass, FabricTransport
 from triptych_common.protocol.store import SHM, Descriptor, TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.fence import check_descriptor
@@ -64,6 +64,7 @@ class Pushed:
     num_bytes: int  # that crossed the network; 0: it had it already
     began_at: float  # monotonic seconds
     ended_at: float
+    transport: FabricTransport
 
 
 class EntryPush:
@@ -144,7 +145,7 @@ class EntryPush:
         is_wanted = await _unless_failed(offer.answered, hold.sealed)
         if not is_wanted:
             now = time.monotonic()
-            return Pushed(0, now, now)
+            return Pushed(0, now, now, link.transport)
         descriptor = await _unless_failed(hold.sealed, offer.stored)
         self._check(descriptor, spec)
         view = self._store.mapping.view(descriptor.offset, spec.num_bytes)
@@ -154,7 +155,7 @@ class EntryPush:
         self._become(PushState.SENT)
         await asyncio.shield(offer.stored)
         now = time.monotonic()
-        return Pushed(spec.num_bytes, offer.began_at or now, now)
+        return Pushed(spec.num_bytes, offer.began_at or now, now, link.transport)
 
     async def _spec(self, hold: EntryHold) -> TensorSpec:
         if not hold.sealed.done():

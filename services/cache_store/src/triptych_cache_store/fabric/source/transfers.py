@@ -16,7 +16,7 @@ from triptych_cache_store.fabric.source.link import PushFailedError
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.push import EntryPush, Pushed
 from triptych_common.domain.fair_turns import LEVELS
-from triptych_common.protocol.messages import EncodeClass, FabricTransport
+from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.transfers import (
     TransferCompleted,
     TransferFailed,
@@ -125,12 +125,13 @@ class TransferTable:
             "triptych.transfer_id": placed.order.transfer_id,
             "triptych.source": self._store.name,
             "triptych.target": transfer.target,
-            "triptych.transport": FabricTransport.TCP.value,
+            "triptych.transport": self._links.transport_to(transfer.target).value,
         }
         try:
             with span("fabric.transfer", traceparent=placed.traceparent, attributes=attributes) as recorded:
                 pushed = await self._push(transfer, push, traceparent_of(recorded))
                 transfer_s = pushed.ended_at - pushed.began_at
+                recorded.set_attribute("triptych.transport", pushed.transport.value)
                 recorded.set_attribute("triptych.num_bytes", pushed.num_bytes)
                 recorded.set_attribute("triptych.transfer_s", transfer_s)
                 if transfer_s > 0:
@@ -141,7 +142,7 @@ class TransferTable:
             self._fail(transfer, error.kind, error.detail)
         else:
             metrics.pushes.labels("stored" if pushed.num_bytes else "present", target).inc()
-            metrics.sent_bytes.labels(target).inc(pushed.num_bytes)
+            metrics.sent_bytes.labels(target, pushed.transport.value).inc(pushed.num_bytes)
             if pushed.num_bytes:
                 metrics.transfer_s.observe(transfer_s)
             transfer.pushed.append(pushed)
@@ -176,7 +177,7 @@ class TransferTable:
                 mm_hash=order.mm_hash,
                 source=order.source,
                 target=order.target,
-                transport=FabricTransport.TCP,
+                transport=transfer.pushed[-1].transport,
                 num_bytes=num_bytes,
                 transfer_s=max(0.0, transfer_s),
             )

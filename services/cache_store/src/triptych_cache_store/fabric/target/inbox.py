@@ -8,12 +8,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from triptych_cache_store.fabric.target.written_chunks import WrittenChunks
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
+    DIGEST_BYTES,
     FROM_SOURCE,
+    FROM_SOURCE_OF_NIXL,
     MAX_CHUNK_BYTES,
     MAX_LIVE_OFFERS,
     FrameHeader,
@@ -21,10 +25,14 @@ from triptych_cache_store.fabric.wire.frames import (
     Offer,
     OfferFailed,
     json_frame,
+    pack_address,
     read_body,
+    read_count,
     short_frame,
 )
+from triptych_cache_store.fabric.wire.handshake import Admitted
 from triptych_common.domain.errors import MalformedMessageError, StoreError, TriptychError
+from triptych_common.protocol.messages import FabricTransport
 from triptych_common.region.fence import Place, check_reservation
 from triptych_common.region.mapping import RegionMapping
 
@@ -36,7 +44,7 @@ NOTHING = memoryview(b"")
 class InboxEvents(Protocol):
     """Called in the event loop."""
 
-    def on_admitted(self, source: str, generation: int) -> None: ...
+    def on_admitted(self, admitted: Admitted) -> None: ...
 
     def on_offer(self, number: int, offer: Offer) -> None: ...
 
@@ -62,16 +70,22 @@ class Sink:
 class EntryInbox:
     """The `ConnectionSide` of a target."""
 
-    allowed = FROM_SOURCE
-
     def __init__(
         self,
-        admit: Callable[[FabricChannel], tuple[str, int]],
+        admit: Callable[[FabricChannel], Admitted],
         events: InboxEvents,
         mapping: RegionMapping,
         loop: asyncio.AbstractEventLoop,
+        open_chunks: Callable[[], WrittenChunks] | None = None,
     ) -> None:
-        """`admit`: the handshake; the source's store, and the generation of ours that it was told."""
+        """
+        Args:
+            admit: the handshake.
+            open_chunks: NIXL's, for links by it.
+        """
+        self.allowed = FROM_SOURCE
+        self._open_chunks = open_chunks
+        self._chunks: WrittenChunks | None = None
         self._admit = admit
         self._events = events
         self._mapping = mapping
@@ -87,9 +101,17 @@ class EntryInbox:
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
         """Its bytes may come. Withdrawn meanwhile: nothing happens."""
-        if number in self._live:
-            self._live[number] = sink
-            self._frames.append(short_frame(FrameKind.ACCEPTED, number))
+        if number not in self._live:
+            return
+        self._live[number] = sink
+        body = b""
+        if self._chunks is not None:
+            num_bytes = len(sink.view)
+            address = self._chunks.open(
+                number, sink.place.offset, num_bytes, partial(self._on_written, number, sink)
+            )
+            body = pack_address(address)
+        self._frames.append(short_frame(FrameKind.ACCEPTED, number, body))
 
     def answer(self, number: int, kind: FrameKind) -> None:
         """`PRESENT` or `STORED`: the offer has ended."""
@@ -100,12 +122,19 @@ class EntryInbox:
         """The offer has ended. `on_gone`, in the event loop: nothing is written for it any more."""
         if self._end(number):
             self._frames.append(json_frame(FrameKind.FAILED, number, failure))
-        self._loop.call_soon_threadsafe(on_gone)  # the rest of a chunk: `place_of_rest`
+        if self._chunks is None:
+            self._loop.call_soon_threadsafe(on_gone)  # the rest of a chunk: `place_of_rest`
+        else:
+            self._chunks.when_over(number, partial(self._loop.call_soon_threadsafe, on_gone))
 
     # ---- the connection's side -------------------------------------------------------------------
     def begin(self, channel: FabricChannel) -> None:
-        source, generation = self._admit(channel)
-        self._loop.call_soon_threadsafe(self._events.on_admitted, source, generation)
+        admitted = self._admit(channel)
+        if admitted.transport is FabricTransport.NIXL and self._open_chunks is not None:
+            self._chunks = self._open_chunks()
+            self.allowed = FROM_SOURCE_OF_NIXL
+            self._frames.append(short_frame(FrameKind.REGION, 0, self._chunks.metadata()))
+        self._loop.call_soon_threadsafe(self._events.on_admitted, admitted)
 
     def on_header(self, header: FrameHeader) -> memoryview | None:
         kind, number, num_bytes = header
@@ -152,7 +181,9 @@ class EntryInbox:
             self._unended.add(number)
             self._loop.call_soon_threadsafe(self._events.on_offer, number, offer)
         elif kind is FrameKind.CANCEL:
-            self._on_cancel(number)
+            self._on_cancel(number, body)
+        elif self._chunks is not None:
+            self._on_written_frame(self._chunks, header, body)
         elif number not in self._live:
             return
         elif (sink := self._live[number]) is None:
@@ -170,7 +201,8 @@ class EntryInbox:
             sink.checksum.update(part)
 
     def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
-        return self._frames.popleft() if self._frames else b"", NOTHING, NEVER_S
+        pause_s = NEVER_S if self._chunks is None else self._chunks.step(now)
+        return self._frames.popleft() if self._frames else b"", NOTHING, pause_s
 
     def on_body_sent(self, part: memoryview) -> None:
         """A target sends no chunks."""
@@ -179,13 +211,15 @@ class EntryInbox:
         """Nothing waits for it."""
 
     def on_end(self, error: TriptychError | None) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
         self._live.clear()
         self._unended.clear()
         self._withdrawn.clear()
         self._loop.call_soon_threadsafe(self._events.on_closed, error)
 
     def _on_end_of_entry(self, number: int, sink: Sink, digest: bytes) -> None:
-        if sink.position != len(sink.view):
+        if sink.position != len(sink.view) or len(digest) != DIGEST_BYTES:
             raise MalformedMessageError("fewer bytes than the entry has")
         del self._live[number]
         is_intact = sink.checksum.digest() == digest
@@ -201,7 +235,30 @@ class EntryInbox:
             return False
         return True
 
-    def _on_cancel(self, number: int) -> None:
+    def _on_written_frame(self, chunks: WrittenChunks, header: FrameHeader, body: bytes) -> None:
+        """`WRITING` or `END`; the offer may have ended here meanwhile."""
+        number = header.number
+        if self._live.get(number, NOTHING) is None:
+            raise MalformedMessageError(f"{header.kind.name} for an entry that was not accepted")
+        if header.kind is FrameKind.WRITING:
+            chunks.begin(number)
+            self._loop.call_soon_threadsafe(self._events.on_began, number)
+        else:
+            chunks.end(number, read_count(body[DIGEST_BYTES:]), body[:DIGEST_BYTES])
+
+    def _on_written(self, number: int, sink: Sink, digest: bytes | None) -> None:
+        """Nothing is written for it any more."""
+        if digest is None or self._live.get(number) is not sink or not self._is_still_ours(number, sink):
+            return
+        sink.checksum.update(sink.view)
+        sink.position = len(sink.view)
+        self._on_end_of_entry(number, sink, digest)
+
+    def _on_cancel(self, number: int, body: bytes) -> None:
+        if self._chunks is not None:
+            self._chunks.end(number, read_count(body), None)
+        elif body:
+            raise MalformedMessageError("a CANCEL that says something")
         if number not in self._unended:
             return
         self._withdrawn.add(number)

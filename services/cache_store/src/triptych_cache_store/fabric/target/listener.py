@@ -1,4 +1,4 @@
-"""Accepts connections of other agents: so many at once, and fewer that have not said who they are."""
+"""Takes connections of other agents: so many at once, and fewer that have not said who they are."""
 
 import asyncio
 import errno
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from triptych_cache_store.fabric.target.peer import FabricPeer
 from triptych_cache_store.fabric.wire.channel import FabricChannel
+from triptych_cache_store.fabric.wire.tcp_channel import TcpChannel
 from triptych_common.runtime.listening import bind_tcp
 from triptych_common.telemetry.logs import get_logger
 
@@ -77,30 +78,38 @@ class FabricListener:
             if error.errno in NO_ROOM:  # it stays in the backlog: asked at once again, this would spin
                 self._pause(error)
             return
-        num_half_open = len(self._peers) - self.num_peers
-        if len(self._peers) >= MAX_PEERS or num_half_open >= MAX_HALF_OPEN:
+        if not self.has_room():
             sock.close()
-            self._num_turned_away += 1
-            if self._num_turned_away & (self._num_turned_away - 1) == 0:  # 1st, 2nd, 4th, 8th …
-                log.warning(
-                    "fabric connection turned away, there are too many",
-                    num_peers=len(self._peers),
-                    num_turned_away=self._num_turned_away,
-                )
             return
         try:
-            self._peers.add(self._open(sock))
-        except (OSError, RuntimeError) as error:  # no file, or no thread
-            self._pause(error)
-
-    def _open(self, sock: socket.socket) -> FabricPeer:
-        try:
-            channel = FabricChannel(sock)
-        except BaseException:
+            channel = TcpChannel(sock)
+        except OSError as error:
             sock.close()
-            raise
+            self._pause(error)
+        else:
+            self.take(channel)
+
+    def has_room(self) -> bool:
+        """Whether another connection may come; one that may not is counted."""
+        num_half_open = len(self._peers) - self.num_peers
+        if len(self._peers) < MAX_PEERS and num_half_open < MAX_HALF_OPEN:
+            return True
+        self._num_turned_away += 1
+        if self._num_turned_away & (self._num_turned_away - 1) == 0:  # 1st, 2nd, 4th, 8th …
+            log.warning(
+                "fabric connection turned away, there are too many",
+                num_peers=len(self._peers),
+                num_turned_away=self._num_turned_away,
+            )
+        return False
+
+    def take(self, channel: FabricChannel) -> None:
+        """A connection that has come; it is closed where the machine has no room for it."""
         try:
-            return self._new_peer(channel, self._peers.discard)
+            self._peers.add(self._new_peer(channel, self._peers.discard))
+        except (OSError, RuntimeError) as error:  # no file, or no thread
+            channel.close()
+            self._pause(error)
         except BaseException:
             channel.close()
             raise

@@ -10,12 +10,20 @@ from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.inbox import EntryInbox, Sink
 from triptych_cache_store.fabric.target.reception import Reception
+from triptych_cache_store.fabric.target.written_chunks import WrittenChunks
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.connection import FabricConnection
 from triptych_cache_store.fabric.wire.frames import FrameKind, Offer, OfferFailed
-from triptych_cache_store.fabric.wire.handshake import Identity, LinkRefusedError, admit_source
+from triptych_cache_store.fabric.wire.handshake import (
+    Admitted,
+    Identity,
+    LinkRefusedError,
+    admit_source,
+)
 from triptych_cache_store.fabric.wire.keys import Credentials
+from triptych_cache_store.fabric.wire.nixl_memory import NixlMemory
 from triptych_common.domain.errors import MalformedMessageError, TriptychError
+from triptych_common.protocol.messages import FabricTransport
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.telemetry.logs import get_logger
 from triptych_common.telemetry.tracing import span
@@ -40,6 +48,7 @@ class FabricPeer:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.source: str | None = None
+        self._transport = FabricTransport.TCP
         self.closed: asyncio.Future[None] = loop.create_future()
         self._own = own
         self._store = store
@@ -53,10 +62,13 @@ class FabricPeer:
         self._idle.set()
         deadline = time.monotonic() + progress_timeout_s
 
-        def admit(taken: FabricChannel) -> tuple[str, int]:
-            return admit_source(taken, own, credentials, deadline), own.generation
+        def admit(taken: FabricChannel) -> Admitted:
+            return admit_source(taken, own, credentials, deadline)
 
-        self._inbox = EntryInbox(admit, self, store.mapping, loop)
+        def open_chunks() -> WrittenChunks:
+            return WrittenChunks(NixlMemory.open(store.mapping))
+
+        self._inbox = EntryInbox(admit, self, store.mapping, loop, open_chunks)
         self._connection = FabricConnection("fabric peer", channel, self._inbox, progress_timeout_s)
         self._connection.start()
 
@@ -85,12 +97,13 @@ class FabricPeer:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     # ---- events of its thread --------------------------------------------------------------------
-    def on_admitted(self, source: str, generation: int) -> None:
-        if generation != self._own.generation:  # the store was restarted meanwhile
+    def on_admitted(self, admitted: Admitted) -> None:
+        if admitted.generation != self._own.generation:  # the store was restarted meanwhile
             self.close()
             return
-        self.source = source
-        log.info("fabric peer connected", source=source)
+        self.source = admitted.source
+        self._transport = admitted.transport
+        log.info("fabric peer connected", source=self.source, transport=self._transport.value)
 
     def on_offer(self, number: int, offer: Offer) -> None:
         reception = Reception(number, offer, self._store, self._budget, self)
@@ -133,6 +146,7 @@ class FabricPeer:
             "triptych.mm_hash": offer.mm_hash,
             "triptych.source": self.source or "",
             "triptych.target": self._store.name,
+            "triptych.transport": self._transport.value,
             "triptych.num_bytes": offer.spec.num_bytes,
         }
         try:
@@ -154,7 +168,7 @@ class FabricPeer:
                 self._idle.set()
         metrics.receptions.labels(outcome, source).inc()
         if outcome == "sealed":
-            metrics.received_bytes.labels(source).inc(offer.spec.num_bytes)
+            metrics.received_bytes.labels(source, self._transport.value).inc(offer.spec.num_bytes)
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

@@ -1,16 +1,14 @@
-"""A connected socket, plain or TLS, of one thread: it never blocks but in `wait`, which is bounded."""
+"""What a connection of two agents goes through: a stream of bytes each way, of one thread, which never blocks
+but in `wait`, and that is bounded.
 
-import os
-import select
-import socket
-import ssl
-import threading
+`tcp_channel` is a socket, `redis_channel` a pair of streams in Redis.
+"""
+
 from collections.abc import Sequence
+from typing import Protocol
 
 from triptych_common.domain.errors import TriptychError
-
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
-_ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
+from triptych_common.protocol.messages import FabricTransport
 
 
 class ChannelError(TriptychError):
@@ -29,113 +27,37 @@ class PeerSilentError(ChannelError):
     """The peer made no progress in time."""
 
 
-class FabricChannel:
-    """Takes over `sock`, which is connected; `close` ends it."""
+class FabricChannel(Protocol):
+    """One end of a connection. All but `wake` by its own thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
-        self._poll.register(sock, select.POLLIN)
-        self._fd = sock.fileno()
-        self._wants = select.POLLIN
-        self._is_closed = False
-        self._close_lock = threading.Lock()  # so that no `wake` writes to a file that came after ours
-
-    @property
-    def sock(self) -> socket.socket:
-        return self._sock
-
-    def start_tls(self, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-        """The same connection, in TLS; its handshake comes with `try_handshake`."""
-        wrapped = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
-        self._sock = wrapped
-        return wrapped
-
-    def try_handshake(self) -> bool:
-        """A step of TLS's handshake; False: wait, and call it again.
-
-        Raises:
-            ssl.SSLError: the peer has no certificate that we trust, or does not trust ours, or speaks no TLS.
-            ChannelClosedError
-        """
-        if not isinstance(self._sock, ssl.SSLSocket):
-            return True
-        try:
-            self._sock.do_handshake()
-        except _WOULD_BLOCK:
-            return False
-        except ssl.SSLError:
-            raise
-        except OSError as error:
-            raise _closed(error) from error
-        return True
+    carrier: FabricTransport
+    """TCP or REDIS."""
+    binding: bytes
+    """What both ends know of this connection, and no other connection has; empty: nothing."""
 
     def try_send(self, parts: Sequence[memoryview]) -> int:
-        """Bytes taken; 0: wait until it is writable."""
-        try:
-            if isinstance(self._sock, ssl.SSLSocket):
-                return self._sock.send(parts[0])
-            return self._sock.sendmsg(parts)
-        except _WOULD_BLOCK:
-            return 0
-        except OSError as error:
-            raise _closed(error) from error
+        """Bytes taken, of the parts in order; 0: wait until it is writable. Raises ChannelError."""
 
     def try_receive(self, into: memoryview) -> int:
         """Bytes read into `into`, which is not empty; 0: wait until it is readable.
 
         Raises:
-            PeerAlertError
             ChannelClosedError: also at the end of the stream.
+            ChannelError
         """
-        try:
-            num_bytes = self._sock.recv_into(into)
-        except _WOULD_BLOCK:
-            return 0
-        except ssl.SSLError as error:
-            if "ALERT" in (error.reason or ""):
-                raise PeerAlertError(f"the peer ended TLS: {error.reason}") from error
-            raise _closed(error) from error
-        except OSError as error:
-            raise _closed(error) from error
-        if num_bytes == 0:
-            raise ChannelClosedError("the peer closed the connection")
-        return num_bytes
 
     def wait(self, timeout_s: float, *, writable: bool) -> bool:
         """Until it is readable, or writable if asked for, or woken. Whether it is readable."""
-        wants = select.POLLIN | (select.POLLOUT if writable else 0)
-        if wants != self._wants:
-            self._poll.modify(self._fd, wants)
-            self._wants = wants
-        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-            timeout_s = 0.0
-        readable = False
-        for fd, events in self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))):
-            if fd == self._wake:
-                os.eventfd_read(self._wake)
-            else:
-                readable = bool(events & (select.POLLIN | _ENDED))
-        return readable or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
+
+    def protect(self, send_key: bytes, receive_key: bytes) -> None:
+        """The two have proved who they are, and share these keys from now on.
+
+        Raises:
+            ChannelError: it must be protected, and cannot be.
+        """
 
     def wake(self) -> None:
         """End a `wait`. From any thread."""
-        with self._close_lock:
-            if not self._is_closed:
-                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """By its own thread. May be called twice."""
-        with self._close_lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._sock.close()
-                os.close(self._wake)
-
-
-def _closed(error: OSError) -> ChannelClosedError:
-    return ChannelClosedError(f"the connection broke: {error.strerror or error}")
+        """May be called twice."""

@@ -14,6 +14,15 @@ anything is allocated.
       CHUNK … CHUNK, END ───────────▶          once it is sealed, and accepted
             ◀────────────────── STORED or FAILED
       CANCEL ───────────────────────▶          instead of the rest; unanswered
+
+With NIXL the bytes go past the connection, and each chunk brings a note of its own. The target says first how
+it is written to, `ACCEPTED` says where; `END` and `CANCEL` say how many chunks were written, and one of them
+follows each `ACCEPTED`, also after `FAILED`: the target then knows when no more come.
+
+            ◀─────────────────── REGION         once, number 0: NIXL's metadata
+            ◀───────── ACCEPTED{address}
+      WRITING ──────────────────────▶          the first chunk is about to come
+      END{checksum, chunks} or CANCEL{chunks} ▶
 """
 
 import struct
@@ -28,15 +37,18 @@ from triptych_common.protocol.messages import EncodeClass, Message
 from triptych_common.protocol.store import TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
 
-FABRIC_VERSION = 1
+FABRIC_VERSION = 2
 MAX_CHUNK_BYTES = 1 << 20
 MAX_BODY_BYTES = 4 << 10
+MAX_REGION_BYTES = 64 << 10  # NIXL's metadata of one region: some hundred for each network
 MAX_LIVE_OFFERS = 1024  # of a connection
 MAX_OFFER_MS = 3_600_000
 DIGEST_BYTES = 16
 
 _HEADER = struct.Struct(">BBHIQ")
+_ADDRESS, _COUNT, _NOTE = struct.Struct(">Q"), struct.Struct(">I"), struct.Struct(">QI")
 HEADER_BYTES = _HEADER.size
+ADDRESS_BYTES, COUNT_BYTES = _ADDRESS.size, _COUNT.size
 
 
 class FrameKind(IntEnum):
@@ -49,18 +61,22 @@ class FrameKind(IntEnum):
     PRESENT = 6
     STORED = 7
     FAILED = 8
+    REGION = 9
+    WRITING = 10
 
 
 BODY_BOUNDS: dict[FrameKind, tuple[int, int]] = {
     FrameKind.KEEPALIVE: (0, 0),
     FrameKind.OFFER: (2, MAX_BODY_BYTES),
     FrameKind.CHUNK: (1, MAX_CHUNK_BYTES),
-    FrameKind.END: (DIGEST_BYTES, DIGEST_BYTES),
-    FrameKind.CANCEL: (0, 0),
-    FrameKind.ACCEPTED: (0, 0),
+    FrameKind.END: (DIGEST_BYTES, DIGEST_BYTES + COUNT_BYTES),
+    FrameKind.CANCEL: (0, COUNT_BYTES),
+    FrameKind.ACCEPTED: (0, ADDRESS_BYTES),
     FrameKind.PRESENT: (0, 0),
     FrameKind.STORED: (0, 0),
     FrameKind.FAILED: (2, MAX_BODY_BYTES),
+    FrameKind.REGION: (1, MAX_REGION_BYTES),
+    FrameKind.WRITING: (0, 0),
 }
 """Fewest and most bytes of a body."""
 
@@ -70,6 +86,9 @@ FROM_SOURCE = frozenset(
 FROM_TARGET = frozenset(
     {FrameKind.KEEPALIVE, FrameKind.ACCEPTED, FrameKind.PRESENT, FrameKind.STORED, FrameKind.FAILED}
 )
+FROM_SOURCE_OF_NIXL = FROM_SOURCE - {FrameKind.CHUNK} | {FrameKind.WRITING}
+FROM_TARGET_OF_NIXL = FROM_TARGET | {FrameKind.REGION}
+_WITHOUT_NUMBER = (FrameKind.KEEPALIVE, FrameKind.REGION)
 
 
 class FrameHeader(NamedTuple):
@@ -128,7 +147,7 @@ def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKi
     least, most = BODY_BOUNDS[kind]
     if not least <= body_num_bytes <= most:
         raise MalformedMessageError(f"a frame {kind.name} with a body of {body_num_bytes} bytes")
-    if (number == 0) != (kind is FrameKind.KEEPALIVE):
+    if (number == 0) != (kind in _WITHOUT_NUMBER):
         raise MalformedMessageError(f"a frame {kind.name} with number {number}")
     return FrameHeader(kind, number, body_num_bytes)
 
@@ -145,3 +164,43 @@ def read_body(cls: type[Body], body: bytes) -> Body:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         shown = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:3])
         raise MalformedMessageError(f"{cls.TYPE}: {shown}") from error
+
+
+def pack_address(address: int) -> bytes:
+    """The body of an `ACCEPTED`, with NIXL."""
+    return _ADDRESS.pack(address)
+
+
+def read_address(body: bytes) -> int:
+    """Raises MalformedMessageError."""
+    return _number_in(_ADDRESS, body)
+
+
+def pack_count(num_chunks: int) -> bytes:
+    """The body of a `CANCEL`, and the end of that of an `END`, with NIXL."""
+    return _COUNT.pack(num_chunks)
+
+
+def read_count(body: bytes) -> int:
+    """Raises MalformedMessageError."""
+    return _number_in(_COUNT, body)
+
+
+def pack_note(number: int, num_bytes: int) -> bytes:
+    """What comes with a chunk that NIXL has written."""
+    return _NOTE.pack(number, num_bytes)
+
+
+def read_note(note: bytes) -> tuple[int, int]:
+    """Number of the offer, bytes. Raises MalformedMessageError."""
+    if len(note) != _NOTE.size:
+        raise MalformedMessageError("a note that is none")
+    number, num_bytes = _NOTE.unpack(note)
+    return number, num_bytes
+
+
+def _number_in(form: struct.Struct, body: bytes) -> int:
+    if len(body) != form.size:
+        raise MalformedMessageError(f"a body of {len(body)} bytes where {form.size} are due")
+    (number,) = form.unpack(body)
+    return int(number)

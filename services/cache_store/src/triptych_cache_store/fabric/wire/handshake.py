@@ -1,10 +1,10 @@
 """Before anything else: who is there, in bounded time. The source's agent has dialled.
 
     source                                              target
-      LinkHello{version, stores, generation, nonce} ──▶
-                              ◀── LinkChallenge{nonce}             or LinkRefusal
-      LinkProof{proof} ───────────────────────────────▶
-                              ◀── LinkWelcome{generation, proof}   or LinkRefusal
+      LinkHello{version, stores, generation, transport, nonce} ──▶
+                                         ◀── LinkChallenge{nonce}             or LinkRefusal
+      LinkProof{proof} ──────────────────────────────────────────▶
+                                         ◀── LinkWelcome{generation, proof}   or LinkRefusal
 
 Each message is JSON behind its length. Who cannot prove that it belongs to the fabric learns a random number,
 and that it is refused. A source that expects another store, or another generation of it, than this agent has
@@ -14,6 +14,8 @@ is told the generation, after its proof, and nothing is taken from it.
 import ssl
 import struct
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -28,9 +30,10 @@ from triptych_cache_store.fabric.wire.channel import (
 )
 from triptych_cache_store.fabric.wire.frames import FABRIC_VERSION, read_body
 from triptych_cache_store.fabric.wire.keys import Credentials, Transcript, certificate_digest, new_nonce
+from triptych_cache_store.fabric.wire.tcp_channel import TcpChannel
 from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.ids import Name
-from triptych_common.protocol.messages import Message
+from triptych_common.protocol.messages import FabricTransport, Message
 
 MAX_HANDSHAKE_BYTES = 2048
 _LENGTH = struct.Struct(">I")
@@ -44,6 +47,7 @@ class LinkHello(Message):
     source: Name
     target: Name
     target_generation: PositiveInt  # as it stands in the registry
+    transport: FabricTransport  # by which the bytes of entries go
     nonce: Nonce
 
 
@@ -64,6 +68,7 @@ class RefusalReason(StrEnum):
     VERSION = "version"
     KEY = "key"
     STORE = "store"  # another store, or another generation of it
+    TRANSPORT = "transport"  # not one of ours
     BUSY = "busy"  # draining, or it has as many connections as it may
 
 
@@ -81,12 +86,27 @@ class LinkRefusedError(ChannelError):
 
 
 class Identity:
-    """What an agent says of itself: its store, and the generation of that as it is now."""
+    """What an agent says of itself: its store, the generation of that as it is now, and its transports."""
 
-    def __init__(self, store: str, generation: int) -> None:
+    def __init__(
+        self,
+        store: str,
+        generation: int,
+        transports: Collection[FabricTransport] = (FabricTransport.TCP,),
+    ) -> None:
         self.store = store
         self.generation = generation
+        self.transports = frozenset(transports)
         self.is_draining = False
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Who has been let in, and how its entries come."""
+
+    source: str  # store
+    generation: int  # of our store, that it was told
+    transport: FabricTransport
 
 
 def greet_target(
@@ -96,6 +116,7 @@ def greet_target(
     generation: int,
     credentials: Credentials,
     deadline: float,
+    transport: FabricTransport = FabricTransport.TCP,
 ) -> None:
     """The source's side.
 
@@ -106,9 +127,9 @@ def greet_target(
         LinkRefusedError: one of the two does not let the other in.
         ChannelError: it broke, or took too long.
     """
-    binding = b""
+    binding = channel.binding
     try:
-        if credentials.client_tls is not None:
+        if credentials.client_tls is not None and isinstance(channel, TcpChannel):
             tls = channel.start_tls(credentials.client_tls, server_side=False)
             _finish_tls(channel, deadline)
             binding = certificate_digest(tls.getpeercert(binary_form=True) or b"")
@@ -117,11 +138,12 @@ def greet_target(
             source=source,
             target=target,
             target_generation=generation,
+            transport=transport,
             nonce=new_nonce(),
         )
         _send(channel, hello, deadline)
         challenge = _receive_answer(channel, LinkChallenge, deadline)
-        transcript = Transcript(FABRIC_VERSION, source, target, hello.nonce, challenge.nonce, binding)
+        transcript = _transcript(hello, challenge, binding)
         _send(channel, LinkProof(proof=credentials.proof("source", transcript)), deadline)
         welcome = _receive_answer(channel, LinkWelcome, deadline)
     except (ssl.SSLError, PeerAlertError, MalformedMessageError) as error:
@@ -130,28 +152,30 @@ def greet_target(
         raise LinkRefusedError("the target's agent does not have our key", RefusalReason.KEY)
     if welcome.generation != generation:
         raise LinkRefusedError("the target's store is of another generation", RefusalReason.STORE)
+    channel.protect(credentials.link_key("source", transcript), credentials.link_key("target", transcript))
 
 
-def admit_source(channel: FabricChannel, own: Identity, credentials: Credentials, deadline: float) -> str:
-    """The target's side: the name of the source's store.
+def admit_source(
+    channel: FabricChannel, own: Identity, credentials: Credentials, deadline: float
+) -> Admitted:
+    """The target's side.
 
     Raises:
         LinkRefusedError: the peer is not let in; it has been told.
         ChannelError: it broke, or took too long.
     """
+    binding = channel.binding
     try:
-        if credentials.server_tls is not None:
+        if credentials.server_tls is not None and isinstance(channel, TcpChannel):
             channel.start_tls(credentials.server_tls, server_side=True)
             _finish_tls(channel, deadline)
+            binding = certificate_digest(credentials.own_certificate)
         hello = read_body(LinkHello, _receive(channel, deadline))
         if hello.version != FABRIC_VERSION:
             _refuse(channel, "it speaks another version", RefusalReason.VERSION, deadline)
         challenge = LinkChallenge(nonce=new_nonce())
         _send(channel, challenge, deadline)
-        binding = certificate_digest(own_certificate(credentials))
-        transcript = Transcript(
-            FABRIC_VERSION, hello.source, hello.target, hello.nonce, challenge.nonce, binding
-        )
+        transcript = _transcript(hello, challenge, binding)
         proof = read_body(LinkProof, _receive(channel, deadline))
     except (ssl.SSLError, MalformedMessageError) as error:
         raise LinkRefusedError(f"the peer is no agent of this fabric: {error}") from error
@@ -160,6 +184,14 @@ def admit_source(channel: FabricChannel, own: Identity, credentials: Credentials
     generation = own.generation
     if (hello.target, hello.target_generation) != (own.store, generation):
         _refuse(channel, "it wants another store", RefusalReason.STORE, deadline, generation)
+    if hello.transport not in own.transports or not _is_carried(channel, hello.transport):
+        _refuse(
+            channel,
+            f"entries do not come by {hello.transport}",
+            RefusalReason.TRANSPORT,
+            deadline,
+            generation,
+        )
     if own.is_draining:
         _refuse(channel, "this agent is draining", RefusalReason.BUSY, deadline, generation)
     _send(
@@ -167,12 +199,25 @@ def admit_source(channel: FabricChannel, own: Identity, credentials: Credentials
         LinkWelcome(generation=generation, proof=credentials.proof("target", transcript)),
         deadline,
     )
-    return hello.source
+    channel.protect(credentials.link_key("target", transcript), credentials.link_key("source", transcript))
+    return Admitted(hello.source, generation, hello.transport)
 
 
-def own_certificate(credentials: Credentials) -> bytes:
-    """Of the connection's target; without TLS empty."""
-    return credentials.own_certificate if credentials.server_tls is not None else b""
+def _is_carried(channel: FabricChannel, transport: FabricTransport) -> bool:
+    """NIXL has a connection of TCP beside it."""
+    return (transport is FabricTransport.REDIS) == (channel.carrier is FabricTransport.REDIS)
+
+
+def _transcript(hello: LinkHello, challenge: LinkChallenge, binding: bytes) -> Transcript:
+    return Transcript(
+        FABRIC_VERSION,
+        hello.source,
+        hello.target,
+        hello.nonce,
+        challenge.nonce,
+        hello.transport.value,
+        binding,
+    )
 
 
 def _refuse(
@@ -233,7 +278,7 @@ def _receive_exactly(channel: FabricChannel, num_bytes: int, deadline: float) ->
     return bytes(data)
 
 
-def _finish_tls(channel: FabricChannel, deadline: float) -> None:
+def _finish_tls(channel: TcpChannel, deadline: float) -> None:
     while not channel.try_handshake():
         _wait(channel, deadline, writable=False)
 

@@ -1,9 +1,10 @@
 """How agents know each other: a shared key, mutual TLS, or both. An agent with neither does not start.
 
 With a key each side proves that it has it, by an HMAC over both stores' names, both sides' fresh random
-numbers, and the certificate of the target's agent where there is TLS: a proof is of no use on another
-connection. With TLS, 1.3 alone, both sides show a certificate that is signed by the CA of the settings; the
-names in it do not matter, so the CA must be the fabric's own.
+numbers, the transport, and the certificate of the target's agent where there is TLS, or the name of the link
+where it goes through Redis: a proof is of no use on another connection. With TLS, 1.3 alone, both sides show
+a certificate that is signed by the CA of the settings; the names in it do not matter, so the CA must be the
+fabric's own.
 """
 
 import hashlib
@@ -32,12 +33,13 @@ class Transcript:
     target: str
     source_nonce: str
     target_nonce: str
-    binding: bytes  # digest of the certificate of the target's agent; without TLS empty
+    transport: str
+    binding: bytes  # digest of the certificate of the target's agent, or the name of the link; or empty
 
     def encoded(self) -> bytes:
         parts = (
             str(self.version).encode(), self.source.encode(), self.target.encode(),
-            self.source_nonce.encode(), self.target_nonce.encode(), self.binding,
+            self.source_nonce.encode(), self.target_nonce.encode(), self.transport.encode(), self.binding,
         )  # fmt: skip
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
@@ -57,6 +59,13 @@ class Credentials:
             return ""
         message = b"triptych fabric\0" + side.encode() + b"\0" + transcript.encoded()
         return hmac.new(self.key, message, hashlib.sha256).hexdigest()
+
+    def link_key(self, side: str, transcript: Transcript) -> bytes:
+        """For what that side sends on this connection; without a key empty."""
+        if self.key is None:
+            return b""
+        message = b"triptych fabric link\0" + side.encode() + b"\0" + transcript.encoded()
+        return hmac.digest(self.key, message, "sha256")
 
     def is_proof(self, proof: str, side: str, transcript: Transcript) -> bool:
         return hmac.compare_digest(proof, self.proof(side, transcript))

@@ -1,16 +1,20 @@
-"""How fast do entries travel from one store to another, beside a bare copy through a socket?
+"""How fast do entries travel from one store to another, by each transport, beside a bare copy by a socket?
 
-    python benchmarks/fabric_tcp.py [--rounds N] [--entries N] [--mib N] [--json FILE]
+    python benchmarks/fabric_transports.py [--rounds N] [--entries N] [--mib N] [--transport NAME ...]
+        [--json FILE]
 
-Two stores with a fabric agent each, on one machine over loopback, and a pair of processes that do nothing but
-`sendall` and `recv_into` between two mappings of tmpfs files. They take turns; a ratio is taken within a
-round, and shown with its 95 % bootstrap interval. `fabric` counts from an entry's first byte to the target's
-last seal, checksums on both sides included; `bare` from the first byte to the receiver's word that all came.
+Two stores with a fabric agent each for every transport, on one machine over loopback, and a pair of processes
+that do nothing but `sendall` and `recv_into` between two mappings of tmpfs files. They take turns; a ratio is
+taken within a round, and shown with its 95 % bootstrap interval. A transport counts from an entry's first
+byte to the target's last seal, checksums on both sides included; `bare` from the first byte to the receiver's
+word that all came. `nixl` is left out where it is not installed; `UCX_TLS=tcp,self` keeps it off shared
+memory.
 """
 
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import mmap
 import os
@@ -38,6 +42,7 @@ from triptych_common.protocol.store import Evict  # noqa: E402
 MIB = 1 << 20
 CHUNK_BYTES = MIB
 GIB = 1 << 30
+TRANSPORTS = ("tcp", "redis", "nixl")
 
 
 def tmpfs(path: Path, num_bytes: int) -> mmap.mmap:
@@ -114,19 +119,8 @@ class FabricCopy:
 async def measure(options: argparse.Namespace, run_dir: Path, redis_url: str) -> dict[str, list[float]]:
     num_bytes = options.mib * MIB
     total = options.entries * spec_of(num_bytes).num_bytes
-    key = f"--fabric-key-file={write_fabric_key(run_dir / 'key')}"
-    rates: dict[str, list[float]] = {"bare": [], "fabric": []}
+    rates: dict[str, list[float]] = {"bare": [], **{each: [] for each in options.transport}}
     async with contextlib.AsyncExitStack() as stack:
-        hosts = [
-            FabricHost(
-                run_dir / name, redis_url, name, free_port(), key, "--log-level=WARNING",
-                f"--fabric-max-bytes-in-flight={2 * total}", region_bytes=total + 64 * MIB,
-            )
-            for name in ("a", "b")
-        ]  # fmt: skip
-        for host in hosts:
-            stack.callback(host.close)
-            host.start()
         bare = BareCopy(run_dir, total)
         stack.callback(bare.close)
         bus = await stack.enter_async_context(
@@ -135,14 +129,40 @@ async def measure(options: argparse.Namespace, run_dir: Path, redis_url: str) ->
         gateway = OrderingGateway(bus)
         reading = asyncio.get_running_loop().create_task(gateway.run())
         stack.callback(reading.cancel)
-        fabric = FabricCopy(hosts[0], hosts[1], gateway, options.entries)
-        await asyncio.to_thread(fabric.fill, num_bytes)
+        arms: dict[str, FabricCopy] = {}
+        for transport in options.transport:
+            hosts = start_hosts(stack, run_dir, redis_url, transport, total)
+            arms[transport] = FabricCopy(hosts[0], hosts[1], gateway, options.entries)
+            await asyncio.to_thread(arms[transport].fill, num_bytes)
         for number in range(options.rounds + 1):
-            pair = (await asyncio.to_thread(bare.bytes_per_s), await fabric.bytes_per_s())
+            taken = {"bare": await asyncio.to_thread(bare.bytes_per_s)}
+            for transport, arm in arms.items():
+                taken[transport] = await arm.bytes_per_s()
             if number:  # the first one warms up
-                rates["bare"].append(pair[0])
-                rates["fabric"].append(pair[1])
+                for name, rate in taken.items():
+                    rates[name].append(rate)
     return rates
+
+
+def start_hosts(
+    stack: contextlib.AsyncExitStack, run_dir: Path, redis_url: str, transport: str, total: int
+) -> list[FabricHost]:
+    """A source and a target that have this transport alone."""
+    key = run_dir / "key"
+    if not key.exists():
+        write_fabric_key(key)
+    hosts = [
+        FabricHost(
+            run_dir / name, redis_url, name, free_port(), f"--fabric-key-file={key}", "--log-level=WARNING",
+            f"--fabric-transports={json.dumps([transport])}", f"--fabric-max-bytes-in-flight={2 * total}",
+            region_bytes=total + 64 * MIB,
+        )
+        for name in (f"{transport}-a", f"{transport}-b")
+    ]  # fmt: skip
+    for host in hosts:
+        stack.callback(host.close)
+        host.start()
+    return hosts
 
 
 def main() -> None:
@@ -151,19 +171,26 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=8, help="in one order")
     parser.add_argument("--mib", type=int, default=16, help="of an entry")
     parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument("--transport", nargs="*", choices=TRANSPORTS, default=None, help="of these alone")
     options = parser.parse_args()
+    options.transport = options.transport or [each for each in TRANSPORTS if is_installed(each)]
     directory = tempfile.TemporaryDirectory(prefix="triptych-bench-", dir="/dev/shm")
     with directory as run_dir, embedded_redis() as redis:
         rates = asyncio.run(measure(options, Path(run_dir), redis.url))
-    ratio = ratio_interval(rates["fabric"], rates["bare"])
+    ratios = {each: ratio_interval(rates[each], rates["bare"]) for each in options.transport}
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"{options.entries} entries of {options.mib} MiB, {options.rounds} rounds, load average {load}")
     for name, values in rates.items():
-        print(f"{name:>8} {statistics.median(values) / GIB:>6.2f} GiB/s")
-    print(f"   ratio {ratio}")
+        ratio = f"   {ratios[name]} of bare" if name in ratios else ""
+        print(f"{name:>8} {statistics.median(values) / GIB:>6.2f} GiB/s{ratio}")
     if options.json is not None:
-        report = {"rates": rates, "ratio": [ratio.low, ratio.middle, ratio.high], "load_average": float(load)}
+        shown = {name: [each.low, each.middle, each.high] for name, each in ratios.items()}
+        report = {"rates": rates, "ratios": shown, "load_average": float(load)}
         options.json.write_text(json.dumps(report, indent=1))
+
+
+def is_installed(transport: str) -> bool:
+    return transport != "nixl" or importlib.util.find_spec("nixl") is not None
 
 
 if __name__ == "__main__":

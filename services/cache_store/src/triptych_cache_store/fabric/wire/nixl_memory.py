@@ -1,0 +1,119 @@
+"""The region, as NIXL sees it: for one link, and for its thread alone.
+
+Each end of a link has a NIXL agent of its own. The source's writes into reservations of the target, and tells
+the target's with each write. What keeps a late write out of blocks that are another entry's: the target ends
+its agent, before it gives back what may still be written (docs/design/fabric.md says why it is a write).
+
+NIXL's own progress thread is off: it takes a quarter of a core of an idle process. Where the network cannot
+write remote memory by itself, what has come is written in `take_notes`.
+"""
+
+import ctypes
+import gc
+import logging
+import uuid
+from typing import Any
+
+from triptych_cache_store.fabric.wire.channel import ChannelError
+from triptych_common.region.mapping import RegionMapping
+
+BACKEND, HOST_MEMORY = "UCX", "DRAM"
+
+
+class NixlError(ChannelError):
+    """The link is of no use any more."""
+
+
+def load_nixl() -> Any:
+    """Its API; the first time takes seconds. Raises NixlError: it does not work on this machine."""
+    try:
+        from nixl import _api  # noqa: PLC0415 - an optional dependency, which has no other name for it
+    except Exception as error:
+        raise NixlError(f"NIXL cannot be loaded: {error}") from error
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells each link on stdout
+    return _api
+
+
+class NixlWrite:
+    """A write that was begun."""
+
+    def __init__(self, handle: Any, state: str) -> None:
+        self.handle = handle
+        self.state = state
+
+
+class NixlMemory:
+    """`open` registers the region, `close` ends all that NIXL does with it."""
+
+    def __init__(self, agent: Any, mapping: RegionMapping) -> None:
+        self._agent = agent
+        self._mapping = mapping
+        self._target = ""
+
+    @classmethod
+    def open(cls, mapping: RegionMapping) -> "NixlMemory":
+        """Raises NixlError."""
+        api = load_nixl()
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=False, num_threads=0, backends=[BACKEND])
+            agent = api.nixl_agent(uuid.uuid4().hex, config)
+            agent.register_memory([(mapping.address, mapping.num_bytes, 0, "")], HOST_MEMORY)
+        except Exception as error:  # of its bindings; they have no class in common
+            raise NixlError(f"NIXL cannot use the region: {error}") from error
+        return cls(agent, mapping)
+
+    def close(self) -> None:
+        """NIXL reads and writes nothing here any more. Handles of writes are dropped before."""
+        self._agent = None
+        gc.collect()  # what of it an exception still holds
+
+    # ---- at the target ---------------------------------------------------------------------------
+    def metadata(self) -> bytes:
+        """What the source needs to write here."""
+        data: bytes = self._agent.get_agent_metadata()
+        return data
+
+    def address_of(self, offset: int) -> int:
+        """Of the byte at `offset` of the region, for the source."""
+        return self._mapping.address + offset
+
+    def take_notes(self) -> list[bytes]:
+        """What came with writes that are complete here. Raises NixlError."""
+        try:
+            notes = self._agent.get_new_notifs()
+        except Exception as error:
+            raise NixlError(f"NIXL failed: {error}") from error
+        return [note for of_one in notes.values() for note in of_one]
+
+    # ---- at the source ---------------------------------------------------------------------------
+    def connect(self, metadata: bytes) -> None:
+        """The target's; its agent has proved that it belongs to the fabric. Raises NixlError."""
+        try:
+            name = self._agent.add_remote_agent(metadata)
+        except Exception as error:
+            raise NixlError(f"NIXL does not reach the target: {error}") from error
+        self._target = name.decode() if isinstance(name, bytes) else str(name)
+
+    def start_write(self, view: memoryview, address: int, note: bytes) -> NixlWrite:
+        """Of `view`, which is in the region, to the target's memory at `address`. Raises NixlError."""
+        own = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        try:
+            local = self._agent.get_xfer_descs([(own, len(view), 0)], HOST_MEMORY)
+            remote = self._agent.get_xfer_descs([(address, len(view), 0)], HOST_MEMORY)
+            handle = self._agent.initialize_xfer("WRITE", local, remote, self._target, note)
+            return NixlWrite(handle, self._agent.transfer(handle))
+        except Exception as error:
+            raise NixlError(f"NIXL cannot write to the target: {error}") from error
+
+    def is_over(self, write: NixlWrite) -> bool:
+        """Raises NixlError: it has failed, and the link with it."""
+        try:
+            if write.state == "PROC":
+                write.state = self._agent.check_xfer_state(write.handle)
+            if write.state == "DONE":
+                self._agent.release_xfer_handle(write.handle)
+        except Exception as error:
+            raise NixlError(f"NIXL's write failed: {error}") from error
+        if write.state not in ("PROC", "DONE"):
+            raise NixlError(f"NIXL's write failed: {write.state}")
+        return bool(write.state == "DONE")

@@ -1,0 +1,79 @@
+"""Entries of a link's streams in Redis: bytes of the connection, how far the other direction is read, and a
+proof of who has written it. Pure.
+
+    byte   0..7    8      9..        last 32
+           taken   kind   payload    HMAC-SHA256
+
+`taken`: bytes of the other stream that the writer has taken out of Redis, ever; its peer may have so many
+more there. The proof is over all before it and the number of the entry in its stream, from `protect` on;
+before that, which is the handshake, it is zero. So who has Redis, and not the key, can end a link, and no
+more.
+"""
+
+import hmac
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from triptych_cache_store.fabric.wire.channel import ChannelError
+
+MAX_PAYLOAD_BYTES = 256 << 10
+ENTRY_COST_BYTES = 256  # what an entry takes besides its payload, at most; counted with it
+PROOF_BYTES = 32
+_HEAD = struct.Struct(">QB")
+_NUMBER = struct.Struct(">Q")
+
+
+class EntryKind(IntEnum):
+    BYTES = 0  # none: only `taken` is news
+    END = 1  # the last one
+
+
+class LinkEntry(NamedTuple):
+    kind: EntryKind
+    num_taken: int
+    payload: memoryview
+
+
+class EntrySeal:
+    """Of one direction: proves entries, or checks them, in their order."""
+
+    def __init__(self) -> None:
+        self._key = b""
+        self._number = 0
+
+    def start(self, key: bytes) -> None:
+        """The next entry is the first one with a proof."""
+        self._key = key
+
+    def pack(self, kind: EntryKind, num_taken: int, parts: Sequence[memoryview]) -> bytes:
+        head = _HEAD.pack(num_taken, kind)
+        return b"".join((head, *parts, self._proof(head, *parts)))
+
+    def unpack(self, data: bytes) -> LinkEntry:
+        """Raises ChannelError: it is not what the peer has written next."""
+        if not 0 <= len(data) - _HEAD.size - PROOF_BYTES <= MAX_PAYLOAD_BYTES:
+            raise ChannelError("an entry of the link's stream has a wrong size")
+        view = memoryview(data)
+        proof = self._proof(view[:-PROOF_BYTES])
+        if self._key and not hmac.compare_digest(proof, view[-PROOF_BYTES:]):
+            raise ChannelError("an entry of the link's stream is not the peer's next one")
+        num_taken, kind = _HEAD.unpack_from(data)
+        if kind not in (EntryKind.BYTES, EntryKind.END):
+            raise ChannelError(f"no entry of a link is of kind {kind}")
+        return LinkEntry(EntryKind(kind), num_taken, view[_HEAD.size : -PROOF_BYTES])
+
+    def _proof(self, *parts: bytes | memoryview) -> bytes:
+        if not self._key:
+            return bytes(PROOF_BYTES)
+        proof = hmac.new(self._key, _NUMBER.pack(self._number), "sha256")
+        for part in parts:
+            proof.update(part)
+        self._number += 1
+        return proof.digest()
+
+
+def cost_of(num_bytes: int) -> int:
+    """What an entry with a payload of so many bytes counts for in Redis; one without is not counted."""
+    return num_bytes + ENTRY_COST_BYTES if num_bytes else 0

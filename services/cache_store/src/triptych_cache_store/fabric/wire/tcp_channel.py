@@ -1,0 +1,132 @@
+"""A connected socket, plain or TLS."""
+
+import os
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+
+from triptych_cache_store.fabric.wire.channel import ChannelClosedError, PeerAlertError
+from triptych_common.protocol.messages import FabricTransport
+
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
+_ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+class TcpChannel:
+    """A `FabricChannel`. Takes over `sock`, which is connected; `close` ends it."""
+
+    carrier = FabricTransport.TCP
+    binding = b""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._poll.register(sock, select.POLLIN)
+        self._fd = sock.fileno()
+        self._wants = select.POLLIN
+        self._is_closed = False
+        self._close_lock = threading.Lock()  # so that no `wake` writes to a file that came after ours
+
+    @property
+    def sock(self) -> socket.socket:
+        return self._sock
+
+    def start_tls(self, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
+        """The same connection, in TLS; its handshake comes with `try_handshake`."""
+        wrapped = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
+        self._sock = wrapped
+        return wrapped
+
+    def try_handshake(self) -> bool:
+        """A step of TLS's handshake; False: wait, and call it again.
+
+        Raises:
+            ssl.SSLError: the peer has no certificate that we trust, or does not trust ours, or speaks no TLS.
+            ChannelClosedError
+        """
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return True
+        try:
+            self._sock.do_handshake()
+        except _WOULD_BLOCK:
+            return False
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise _closed(error) from error
+        return True
+
+    def try_send(self, parts: Sequence[memoryview]) -> int:
+        """See `FabricChannel`."""
+        try:
+            if isinstance(self._sock, ssl.SSLSocket):
+                return self._sock.send(parts[0])
+            return self._sock.sendmsg(parts)
+        except _WOULD_BLOCK:
+            return 0
+        except OSError as error:
+            raise _closed(error) from error
+
+    def try_receive(self, into: memoryview) -> int:
+        """See `FabricChannel`.
+
+        Raises:
+            PeerAlertError
+            ChannelClosedError: also at the end of the stream.
+        """
+        try:
+            num_bytes = self._sock.recv_into(into)
+        except _WOULD_BLOCK:
+            return 0
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):
+                raise PeerAlertError(f"the peer ended TLS: {error.reason}") from error
+            raise _closed(error) from error
+        except OSError as error:
+            raise _closed(error) from error
+        if num_bytes == 0:
+            raise ChannelClosedError("the peer closed the connection")
+        return num_bytes
+
+    def wait(self, timeout_s: float, *, writable: bool) -> bool:
+        """See `FabricChannel`."""
+        wants = select.POLLIN | (select.POLLOUT if writable else 0)
+        if wants != self._wants:
+            self._poll.modify(self._fd, wants)
+            self._wants = wants
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            timeout_s = 0.0
+        readable = False
+        for fd, events in self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))):
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+            else:
+                readable = bool(events & (select.POLLIN | _ENDED))
+        return readable or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
+
+    def protect(self, send_key: bytes, receive_key: bytes) -> None:
+        """Packets are the network's, or TLS's, to protect (docs/security.md)."""
+
+    def wake(self) -> None:
+        """End a `wait`. From any thread."""
+        with self._close_lock:
+            if not self._is_closed:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """By its own thread. May be called twice."""
+        with self._close_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._sock.close()
+                os.close(self._wake)
+
+
+def _closed(error: OSError) -> ChannelClosedError:
+    return ChannelClosedError(f"the connection broke: {error.strerror or error}")

@@ -1,0 +1,135 @@
+"""When blocks that NIXL writes to may be given back: never while a write can be under way."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from triptych_cache_store.fabric.target.written_chunks import NEVER_S, WrittenChunks
+from triptych_cache_store.fabric.wire.frames import pack_note
+from triptych_common.domain.errors import MalformedMessageError
+
+DIGEST = b"d" * 16
+
+
+class Memory:
+    """Notes that are to come; nothing is written."""
+
+    def __init__(self) -> None:
+        self.notes: list[bytes] = []
+        self.is_closed = False
+
+    def address_of(self, offset: int) -> int:
+        return 1000 + offset
+
+    def take_notes(self) -> list[bytes]:
+        notes, self.notes = self.notes, []
+        return notes
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Bench:
+    """An offer of 8 bytes, accepted, and what is heard of it."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.chunks = WrittenChunks(cast(Any, self.memory))
+        self.heard: list[object] = []
+        assert self.chunks.open(1, 24, 8, self.heard.append) == 1024
+        self.chunks.begin(1)
+
+    def note(self, number: int, num_bytes: int) -> None:
+        self.memory.notes.append(pack_note(number, num_bytes))
+        self.chunks.step(0.0)
+
+    def gone(self) -> Callable[[], None]:
+        return lambda: self.heard.append("gone")
+
+
+@pytest.mark.parametrize("is_end_first", [True, False])
+def test_an_entry_is_there_when_all_pieces_and_the_end_are(is_end_first: bool) -> None:
+    bench = Bench()
+    bench.note(1, 4)
+    if is_end_first:
+        bench.chunks.end(1, 2, DIGEST)
+        assert bench.heard == []
+        bench.note(1, 4)
+    else:
+        bench.note(1, 4)
+        assert bench.heard == []
+        bench.chunks.end(1, 2, DIGEST)
+    assert bench.heard == [DIGEST]
+    assert bench.chunks.step(0.0) == NEVER_S, "nothing more is to come"
+
+
+def test_blocks_are_not_given_back_before_the_source_has_ended() -> None:
+    bench = Bench()
+    bench.note(1, 4)
+    bench.chunks.when_over(1, bench.gone())
+    assert bench.heard == [], "the source may write on"
+    bench.chunks.end(1, 2, None)
+    assert bench.heard == [], "one of its writes is under way"
+    bench.note(1, 4)
+    assert bench.heard == [None, "gone"]
+
+
+def test_an_offer_that_was_never_written_to_ends_with_its_cancel() -> None:
+    bench = Bench()
+    bench.chunks.when_over(1, bench.gone())
+    bench.chunks.end(1, 0, None)
+    assert bench.heard == [None, "gone"]
+    bench.chunks.when_over(1, bench.gone())
+    assert bench.heard == [None, "gone", "gone"]
+
+
+def test_an_end_and_then_a_cancel_is_the_end() -> None:
+    bench = Bench()
+    bench.chunks.end(1, 1, DIGEST)
+    bench.chunks.end(1, 0, None)
+    bench.note(1, 8)
+    assert bench.heard == [DIGEST]
+
+
+def test_nothing_is_asked_for_while_nobody_writes() -> None:
+    memory = Memory()
+    chunks = WrittenChunks(cast(Any, memory))
+    chunks.open(1, 0, 8, lambda digest: None)
+    memory.notes.append(b"not to be read")
+    assert chunks.step(0.0) == NEVER_S
+
+
+@pytest.mark.parametrize(
+    "notes", [[(2, 4)], [(1, 9)], [(1, 4), (1, 5)]], ids=["not open", "too large", "too much"]
+)
+def test_writes_that_were_not_to_come_end_the_link(notes: list[tuple[int, int]]) -> None:
+    bench = Bench()
+    bench.memory.notes = [pack_note(*note) for note in notes]
+    with pytest.raises(MalformedMessageError):
+        bench.chunks.step(0.0)
+
+
+def test_a_note_that_is_none_ends_the_link() -> None:
+    bench = Bench()
+    bench.memory.notes = [b"hello"]
+    with pytest.raises(MalformedMessageError):
+        bench.chunks.step(0.0)
+
+
+@pytest.mark.parametrize(("total", "digest"), [(1, None), (2, DIGEST)])
+def test_counts_that_do_not_fit_end_the_link(total: int, digest: bytes | None) -> None:
+    """More chunks than were counted; or fewer bytes than the entry has."""
+    bench = Bench()
+    bench.note(1, 2)
+    bench.note(1, 2)
+    with pytest.raises(MalformedMessageError):
+        bench.chunks.end(1, total, digest)
+
+
+def test_the_end_of_the_link_ends_all_writes() -> None:
+    bench = Bench()
+    bench.chunks.close()
+    assert bench.memory.is_closed
+    bench.chunks.when_over(1, bench.gone())
+    assert bench.heard == ["gone"]
