@@ -32,7 +32,7 @@ LAYOUT = HostsLayout(places={"a": Place(num_encoders=1), "b": Place(num_prefill_
 ENCODER, PREFILL_DECODE = "encoder-a-0", "prefill_decode-b-0"
 LIMIT_S = 30.0
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class TwoHosts:
