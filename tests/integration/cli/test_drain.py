@@ -3,22 +3,22 @@ real Redis; store and mover are stand-ins.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from triptych_cli.commands import drain
+from triptych_cli.commands import clients, drain
 from triptych_cli.commands.hosts.mover import MoveResults
 from triptych_cli.commands.hosts.moves import Move
 from triptych_cli.supervisor.state import HostStatus
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import FabricEndpoint, FabricLoad, InstanceRecord, Role
-from triptych_common.protocol.store import Entries, EntryInfo, ListEntries, StatsQuery, TensorSpec
+from triptych_common.protocol.store import Entries, EntryInfo, ListEntries, TensorSpec
 
 HOST = HostStatus(name="a", store="store-a", agent="fabric-a", join_dir="", key_file=None, runs_redis=False)
 SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
@@ -26,16 +26,20 @@ HASHES = tuple(f"{number:064x}" for number in range(3))
 
 
 class StandInStore:
-    """Has `num_entries`, of which the list holds `HASHES`."""
+    """Has `HASHES`, of which the last one was used last."""
 
-    num_entries = len(HASHES)
+    def __init__(self) -> None:
+        self.num_pages = 0
 
     async def request(self, command: Any) -> Any:
-        if isinstance(command, StatsQuery):
-            return SimpleNamespace(num_entries=self.num_entries)
         assert isinstance(command, ListEntries)
-        infos = (EntryInfo(mm_hash=each, state="ready", spec=SPEC, age_s=1.0) for each in HASHES)
-        return Entries(seq=1, entries=tuple(infos))
+        self.num_pages += 1
+        infos = (
+            EntryInfo(mm_hash=each, state="ready", spec=SPEC, age_s=float(len(HASHES) - number))
+            for number, each in enumerate(HASHES)
+            if command.after is None or each > command.after
+        )
+        return Entries(seq=1, entries=tuple(itertools.islice(infos, command.limit)))
 
 
 class StandInMover:
@@ -65,7 +69,6 @@ def store(bus: AsyncBus, monkeypatch: pytest.MonkeyPatch) -> StandInStore:
 
     monkeypatch.setattr(drain, "store_session", lambda: given(store))
     monkeypatch.setattr(drain, "message_bus", lambda: given(bus))
-    monkeypatch.setattr(drain, "expect", lambda kind, reply: reply)
     monkeypatch.setattr(drain, "Mover", StandInMover)
     monkeypatch.setattr(drain, "ASK_AGAIN_S", 0.01)
     return store
@@ -128,11 +131,12 @@ async def test_what_fits_nowhere_is_no_failure(bus: AsyncBus, store: StandInStor
     assert (results.moved, results.failures) == ({}, {})
 
 
-async def test_entries_that_the_list_does_not_hold_are_failures(bus: AsyncBus, store: StandInStore) -> None:
+async def test_entries_of_all_pages_go_those_first_that_were_used_last(
+    bus: AsyncBus, store: StandInStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for each in (agent("a"), agent("b")):
         await Registry(bus).register(each, ttl_s=60.0)
-    store.num_entries = len(HASHES) + 5
+    monkeypatch.setattr(clients, "MAX_LISTED", 2)
     results = await moved(60.0)
-    why = drain._left_behind(results, results)
-    assert why is not None
-    assert why.startswith("5 entries could not be moved")
+    assert list(results.moved) == list(reversed(HASHES))
+    assert store.num_pages == 2

@@ -32,6 +32,7 @@ class TcpProxy:
         self._tls = tls
         self._is_cut = False
         self._resets = False
+        self._mute_up_to = 0  # connections, by the order in which they were accepted
         self._pairs: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp proxy", daemon=True)
@@ -72,6 +73,10 @@ class TcpProxy:
         self._call(self._drop())
         self._resets = False
 
+    def mute_connections(self) -> None:
+        """What the server answers on them is lost from now on, as where one direction is cut."""
+        self._mute_up_to = self.num_connections
+
     def turn_to(self, target: Path | int) -> None:
         """New connections go there."""
         self._target = target
@@ -103,7 +108,7 @@ class TcpProxy:
         self._pairs.add(task)
         try:
             with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._join(reader, writer)
+                await self._join(reader, writer, self.num_connections)
         finally:
             self._pairs.discard(task)
             if self._resets:
@@ -112,15 +117,15 @@ class TcpProxy:
                 )
             writer.transport.abort()
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         if isinstance(self._target, Path):
             other_reader, other_writer = await asyncio.open_unix_connection(str(self._target))
         else:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
             directions = {
-                asyncio.ensure_future(self._pump(reader, other_writer, is_reply=False)),
-                asyncio.ensure_future(self._pump(other_reader, writer, is_reply=True)),
+                asyncio.ensure_future(self._pump(reader, other_writer, None)),
+                asyncio.ensure_future(self._pump(other_reader, writer, number)),
             }
             try:
                 await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
@@ -132,11 +137,15 @@ class TcpProxy:
             other_writer.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies_of: int | None
     ) -> None:
+        """`replies_of`: the number of the connection whose replies these are; None: requests."""
         while data := await reader.read(_CHUNK):
-            if is_reply and self.reply_delay_s:
-                await asyncio.sleep(self.reply_delay_s)
+            if replies_of is not None:
+                if replies_of <= self._mute_up_to:
+                    continue
+                if self.reply_delay_s:
+                    await asyncio.sleep(self.reply_delay_s)
             writer.write(data)
             await writer.drain()
 

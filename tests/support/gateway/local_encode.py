@@ -8,10 +8,12 @@ ANSWER = "1x8x8 word0 word1 word2"  # for one image of `image_bytes` in front of
 QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
 
 
-async def tower(system: System, name: str = "pd-tower") -> FakePrefillDecode:
+async def tower(system: System, name: str = "pd-tower", store: str | None = None) -> FakePrefillDecode:
     """An instance that can encode, and the gateway knows it."""
     stores_responses = system.prefill_decode.stores_responses
-    instance = FakePrefillDecode(name, role=Role.ENCODE_PREFILL_DECODE, stores_responses=stores_responses)
+    instance = FakePrefillDecode(
+        name, role=Role.ENCODE_PREFILL_DECODE, stores_responses=stores_responses, store=store
+    )
     await system.stack.enter_async_context(instance.running(system.bus))
     await system.refresh()
     return instance

@@ -6,5 +6,6 @@ packet_filters  which packets are lost, as a program of the kernel's
 network         hosts, their cables, losses and rates
 control_redis   Redis on a host of its own
 real            real engines on two hosts
+command_line    `./triptych` on one of them
 layout, system  `tests.support.fast` on them: a store and a fabric agent on each host
 """

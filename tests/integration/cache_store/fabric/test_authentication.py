@@ -1,6 +1,5 @@
 """Who does not belong to the fabric reads and writes nothing, and is cut off in bounded time."""
 
-import datetime as dt
 import random
 import socket
 import subprocess
@@ -8,12 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.integration.cache_store.fabric.conftest import MakeHost, by_each_transport_in_time
+from tests.support.fabric.authority import Authority
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
 from triptych_cache_store.testing import write_fabric_key
@@ -21,56 +17,8 @@ from triptych_common.protocol.transfers import TransferFailureKind
 
 HASH = f"{1:064x}"
 DATA = random.Random(1).randbytes(2 << 20)
+NOT_TRUSTED, OURS_NOT_TRUSTED = "its certificate is not trusted here", "it does not trust our certificate"
 NOT_LET_IN = (TransferFailureKind.REFUSED, TransferFailureKind.UNREACHABLE)
-
-
-class Authority:
-    """A CA of a test."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self._directory = directory
-        self._name = name
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = self._sign(name, self._key, is_ca=True)
-        self.path = directory / f"{name}.ca.pem"
-        self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
-
-    def options(self, name: str, ca: Path | None = None) -> tuple[str, ...]:
-        """An agent's, with a certificate of this authority; `ca`: whom it trusts."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate_path, key_path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        certificate_path.write_bytes(self._sign(name, key).public_bytes(serialization.Encoding.PEM))
-        key_path.touch(mode=0o600)
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return (
-            f"--fabric-tls-cert-file={certificate_path}",
-            f"--fabric-tls-key-file={key_path}",
-            f"--fabric-tls-ca-file={ca or self.path}",
-        )
-
-    def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, *, is_ca: bool = False) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self._name)])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
-            .sign(self._key, hashes.SHA256())
-        )
 
 
 @pytest.fixture
@@ -121,7 +69,10 @@ async def test_a_certificate_of_another_authority(
 ) -> None:
     stranger = Authority(run_dir, "stranger").options("a", ca=authority.path)
     source = make_host("a", *stranger, key=False)
-    await assert_not_let_in(source, make_host("b", *authority.options("b"), key=False), gateway)
+    target = make_host("b", *authority.options("b"), key=False)
+    await assert_not_let_in(source, target, gateway)
+    assert NOT_TRUSTED in target.agent.log()
+    assert OURS_NOT_TRUSTED in source.agent.log()
 
 
 async def test_a_target_of_another_authority(
@@ -130,7 +81,10 @@ async def test_a_target_of_another_authority(
     """The source sends it nothing."""
     other = Authority(run_dir, "stranger")
     target = make_host("b", *other.options("b", ca=authority.path), key=False)
-    await assert_not_let_in(make_host("a", *authority.options("a"), key=False), target, gateway)
+    source = make_host("a", *authority.options("a"), key=False)
+    await assert_not_let_in(source, target, gateway)
+    assert NOT_TRUSTED in source.agent.log()
+    assert OURS_NOT_TRUSTED in target.agent.log()
 
 
 async def test_no_tls_against_tls(

@@ -31,10 +31,10 @@ def completed(order: TransferOrder) -> Message:
     )  # fmt: skip
 
 
-def failed(order: TransferOrder) -> Message:
+def failed(order: TransferOrder, kind: TransferFailureKind = TransferFailureKind.TARGET_FULL) -> Message:
     return TransferFailed(
         transfer_id=order.transfer_id, mm_hash=order.mm_hash, source=order.source, target=order.target,
-        kind=TransferFailureKind.TARGET_FULL,
+        kind=kind,
     )  # fmt: skip
 
 
@@ -115,6 +115,12 @@ async def test_what_fails_is_told_and_the_rest_goes_on(bus: AsyncBus) -> None:
         results = await moved(bus, wanted)
     assert results.num_moved == 3
     assert results.failures == {wanted[1].mm_hash: "target_full"}
+
+
+async def test_what_was_evicted_meanwhile_is_no_failure(bus: AsyncBus) -> None:
+    async with agent(bus, lambda order: failed(order, TransferFailureKind.ABSENT)):
+        results = await moved(bus, moves(2))
+    assert (results.num_gone, results.num_moved, results.failures) == (2, 0, {})
 
 
 async def test_an_agent_that_says_nothing_does_not_hold_it_up(bus: AsyncBus) -> None:

@@ -3,71 +3,26 @@ stores, agents and a gateway.
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.hosts.command_line import NO_ENGINES, CommandLine, command_lines
 from tests.support.waiting import free_port, wait_until
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.store_session import StoreSession
 
-SHARED_MEMORY = Path("/dev/shm")
 NUM_BYTES = 1 << 20
 SPEC = TensorSpec(shape=(1, NUM_BYTES // 2), dtype="bfloat16", num_bytes=NUM_BYTES)
-NO_ENGINES = ("--encoders=0", "--prefill-decodes=0", f"--region-bytes={64 << 20}")
-
-
-@dataclass
-class CommandLine:
-    """`./triptych` with the folders of one host."""
-
-    run_dir: Path
-    state_dir: Path
-
-    def __call__(self, *arguments: str, code: int | None = 0) -> str:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TRIPTYCH_")},
-            "TRIPTYCH_RUN_DIR": str(self.run_dir),
-            "TRIPTYCH_STATE_DIR": str(self.state_dir),
-            "COLUMNS": "200",
-        }
-        command = [sys.executable, "-m", "triptych_cli", *arguments]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=170, check=False
-        )
-        assert code is None or done.returncode == code, f"{arguments}: {done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("status", "--json", code=None))
-        return found
-
-    @property
-    def join_dir(self) -> Path:
-        return self.state_dir / self.run_dir.name / "join"
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[CommandLine, CommandLine]]:
-    """Nothing runs on them yet; nothing is left at the end."""
-    base = Path(
-        tempfile.mkdtemp(prefix="triptych-test-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-    )
-    first, second = (CommandLine(base / name, base / f"state-{name}") for name in ("a", "b"))
-    yield first, second
-    for each in (second, first):
-        each("down", code=None)
-    shutil.rmtree(base)
+    with command_lines("a", "b") as (first, second):
+        yield first, second
 
 
 def up_first(host: CommandLine) -> str:

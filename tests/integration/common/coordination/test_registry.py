@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import redis
 
+from tests.conftest import EmbeddedRedis
+from tests.support.faults.tcp_proxy import proxy_to
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role, ServingLoad
+from triptych_common.redis_client.commands import COMMAND_LIMIT_S
 
 RECORD = InstanceRecord(
     instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, url="http://h:1", num_slots=4
@@ -85,6 +88,31 @@ async def test_one_fault_does_not_end_the_heartbeat(
         for _ in range(4):
             await beats.get()
     assert caplog.messages == ["heartbeat failed"]
+
+
+async def test_a_heartbeat_whose_answer_is_lost_costs_no_place_in_the_registry(
+    own_redis: EmbeddedRedis,
+) -> None:
+    """On the connection that it had there is no answer any more, and on a new one there is."""
+    beats: asyncio.Queue[None] = asyncio.Queue()
+
+    def read_fields() -> dict[str, Any]:
+        beats.put_nowait(None)
+        return {}
+
+    with proxy_to(own_redis.socket_path) as proxy:
+        async with await AsyncBus.connect(proxy.url, "test", client_name="tests") as bus:
+            kept = Registry(bus).keep_registered(RECORD, interval_s=0.1, ttl_s=1.0, read_fields=read_fields)
+            async with (
+                await AsyncBus.connect(own_redis.url, "test", client_name="looks") as near,
+                kept,
+                asyncio.timeout(COMMAND_LIMIT_S - 1.0),
+            ):
+                await beats.get()
+                proxy.mute_connections()
+                for _ in range(10):
+                    await beats.get()
+                    assert await Registry(near).list_instances() == [RECORD]
 
 
 async def test_dead_instance_disappears(registry: Registry) -> None:

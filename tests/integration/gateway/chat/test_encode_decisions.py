@@ -3,15 +3,18 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.hosts import TARGET, opened_hosts
 from tests.support.gateway.local_encode import ANSWER, tower, without_encoders
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.messages import FailureKind, Role
@@ -123,6 +126,37 @@ async def test_the_quicker_way_is_taken(system: System) -> None:
     await system.ask([TEXT, image(4)])
     assert count(system, "remote", "below_break_even") == 1
     assert len(system.encoder.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "transfer_s", "way", "reason"),
+    [(1e12, 0.001, "remote", "below_break_even"), (1e3, 1.0, "local", "encoders_far")],
+)
+async def test_the_way_from_encoders_at_another_store_counts(
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bytes_per_s: float,
+    transfer_s: float,
+    way: str,
+    reason: str,
+) -> None:
+    link = {"link_bytes_per_s": bytes_per_s, "link_round_trip_s": 0.001}
+    with exported_spans(monkeypatch) as spans:
+        async with opened_hosts(redis_url, tmp_path, **AUTO, **link) as hosts:
+            await tower(hosts.system, store=TARGET)
+            learn(hosts.system, encode_s=0.1, local_s=0.3)
+            await hosts.system.ask([TEXT, image(3)])
+            assert count(hosts.system, way, reason) == 1
+            assert hosts.num_encodes == (way == "remote")
+    (found,) = (dict(each.attributes or {}) for each in spans.get_finished_spans() if each.parent is None)
+    assert found["triptych.decision_reason"] == reason
+    told_s = found["triptych.decision.transfer_s"]
+    assert isinstance(told_s, float)
+    assert told_s == pytest.approx(transfer_s, rel=0.01) if way == "remote" else told_s >= transfer_s
+    predicted_s = found["triptych.predicted_remote_s"]
+    assert isinstance(predicted_s, float)
+    assert predicted_s >= found["triptych.decision.encode_s"] + told_s  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("system", [AUTO], indirect=True)

@@ -94,6 +94,38 @@ def test_no_more_clients_than_slots(make_client: Callable[..., Client]) -> None:
     assert isinstance(Client(first.core, SessionId(5), "c5").welcome, wire.Welcome)
 
 
+def listed(client: Client, after: int | None, limit: int = 3) -> list[int]:
+    """One page."""
+    command = wire.ListEntries(seq=6, limit=limit, after=None if after is None else HASHES[after])
+    reply = client.send(command)
+    assert isinstance(reply, wire.Entries)
+    return [HASHES.index(each.mm_hash) for each in reply.entries]
+
+
+def test_pages_of_the_list_have_what_stays_once(make_client: Callable[..., Client]) -> None:
+    client = make_client()
+    for number in (7, 3, 9, 1, 5):
+        client.put(number)
+    client.reserve(4)  # one that is being written
+    assert listed(client, None) == [1, 3, 4]
+    client.send(wire.Evict(seq=7, mm_hash=HASHES[4]))  # is no entry yet: it stays
+    client.send(wire.Evict(seq=7, mm_hash=HASHES[1]))
+    client.put(0)
+    client.put(8)
+    client.send(wire.Evict(seq=7, mm_hash=HASHES[7]))
+    assert listed(client, 4) == [5, 8, 9]
+    assert listed(client, 9) == []
+    assert listed(client, None, 100) == [0, 3, 4, 5, 8, 9]
+
+
+def test_a_page_has_a_bound(make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    client = make_client()
+    for number in range(5):
+        client.put(number)
+    monkeypatch.setattr(wire, "MAX_LISTED", 4)
+    assert listed(client, None, 100) == [0, 1, 2, 3]
+
+
 def test_watches_keep_the_records_of_their_pins(make_client: Callable[..., Client]) -> None:
     client = make_client()
     client.put(0)

@@ -90,6 +90,10 @@ def test_the_reason_says_what_makes_the_instance_quicker() -> None:
         (NEW, quick, DecisionReason.TOO_SMALL),
         (NEW, queued, DecisionReason.ENCODERS_SLOWER),
         (replace(NEW, is_covered=True), queued, DecisionReason.PREFIX_COVERED),
+        (NEW, replace(quick, transfer_s=0.6), DecisionReason.ENCODERS_FAR),
+        (NEW, replace(quick, transfer_s=0.1), DecisionReason.TOO_SMALL),  # quicker without it, too
+        (NEW, replace(queued, transfer_s=0.6), DecisionReason.ENCODERS_FAR),
+        (replace(NEW, is_covered=True), replace(quick, transfer_s=0.6), DecisionReason.PREFIX_COVERED),
     ):
         assert DecisionPolicy("auto").break_even(facts, prediction).reason is reason
 

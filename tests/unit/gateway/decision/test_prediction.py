@@ -49,6 +49,41 @@ def test_several_encoders_share_a_requests_items() -> None:
     assert predicted(demand=four, load=Load(EncoderQueue(9))).encode_s == pytest.approx(0.1)
 
 
+def test_the_way_to_the_instances_store_counts() -> None:
+    far = predicted(load=Load(EncoderQueue(1), transfers_s=(0.3,)))
+    assert (far.encode_s, far.transfer_s) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert far.arrive_s == pytest.approx(0.4)
+    assert far.remote_s == pytest.approx(0.5)
+    assert far.local_s == predicted().local_s
+    near = predicted(load=Load(EncoderQueue(1), transfers_s=(0.0,)))
+    assert near == predicted()
+
+
+@pytest.mark.parametrize(
+    ("transfers_s", "num_encoders", "expected_s"),
+    [
+        ((0.05,) * 4, 1, 0.05),  # shorter than an encode: only the last one is left
+        ((0.3,) * 4, 1, 0.1 + 4 * 0.3 - 0.4),  # longer: all of them, from the first encode on
+        ((0.3, 0.0, 0.0, 0.0), 1, 0.3),  # the one that is far may be the last
+        ((0.05,) * 4, 4, 4 * 0.05),  # all encoded at once
+    ],
+)
+def test_transfers_go_while_later_items_are_encoded(
+    transfers_s: tuple[float, ...], num_encoders: int, expected_s: float
+) -> None:
+    four = Demand(4, 400, 4, 400)
+    load = Load(EncoderQueue(num_encoders), transfers_s=transfers_s)
+    assert predicted(demand=four, load=load).transfer_s == pytest.approx(expected_s)
+
+
+def test_text_and_work_at_the_instance_hide_a_transfer() -> None:
+    load = Load(EncoderQueue(1), WorkAhead(((0.0, 1.0),)), transfers_s=(0.3,))
+    assert predicted(load=load).remote_s == pytest.approx(1.1)
+    assert predicted(
+        demand=replace(ONE, num_text_tokens=1000), load=Load(EncoderQueue(1), transfers_s=(0.3,))
+    ).remote_s == pytest.approx(0.6)
+
+
 def test_a_queue_is_waited_for_and_its_first_items_are_half_done() -> None:
     assert predicted(load=Load(EncoderQueue(1, 3, 300, 3))).queue_s == pytest.approx(0.25)
     assert predicted(load=Load(EncoderQueue(3, 3, 300, 3))).queue_s == pytest.approx(0.05)

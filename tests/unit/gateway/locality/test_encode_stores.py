@@ -121,6 +121,15 @@ def test_a_measured_link_counts_as_it_was_measured() -> None:
     assert set(asked) == {("b", "a", 819_200)}
 
 
+def test_the_way_from_the_chosen_encoders_is_told() -> None:
+    assert Bench(*TWO).choose().transfer_s == 0.0
+    assert Bench(*TWO).choose(num_own={"a": 40}).transfer_s == pytest.approx(0.8192)
+    only = Bench(encoder("e-b", "b"), consumer("pd-a", "a"), consumer("pd-b", "b"))
+    assert only.choose().transfer_s == pytest.approx(0.8192), "one store has encoders, another one the target"
+    assert only.choose(prefill_decode="pd-b").transfer_s == 0.0
+    assert only.choose(prefill_decode="pd-unknown").transfer_s == 0.0
+
+
 @pytest.mark.parametrize(("store", "reason"), [("b", PlaceReason.NEAR_FAILED), ("c", PlaceReason.NEAR)])
 def test_an_order_for_one_store_goes_there_if_it_has_encoders(store: str, reason: PlaceReason) -> None:
     assert Bench(*TWO).choose(only_near=store).reason is reason

@@ -51,17 +51,18 @@ def test_a_near_job_is_left_to_near_encoders_for_as_long_as_its_transfer_would_t
 
 def test_a_job_that_went_elsewhere_is_soon_for_anyone() -> None:
     place = choose_place({"a": 9.0, "b": 0.0}, "a", takes(3.0))
-    assert place == JobPlace("b", PlaceReason.LESS_BUSY, LEAST_MS)
+    assert place == JobPlace("b", PlaceReason.LESS_BUSY, LEAST_MS, 3.0)
 
 
 def test_one_store_is_the_only_place() -> None:
-    assert choose_place({"a": 99.0}, "b", takes(3.0)) == JobPlace("a", PlaceReason.ONLY_PLACE, LEAST_MS)
+    assert choose_place({"a": 99.0}, "b", takes(3.0)) == JobPlace("a", PlaceReason.ONLY_PLACE, LEAST_MS, 3.0)
+    assert choose_place({"a": 99.0}, "a", takes(3.0)) == JobPlace("a", PlaceReason.ONLY_PLACE, LEAST_MS)
 
 
 @pytest.mark.parametrize("target", [None, "c"])
 def test_without_a_near_encoder_the_least_wait_and_travel(target: str | None) -> None:
     place = choose_place({"a": 0.5, "b": 0.2}, target, takes(1.0))
-    assert place == JobPlace("b", PlaceReason.ANYWHERE, LEAST_MS)
+    assert place == JobPlace("b", PlaceReason.ANYWHERE, LEAST_MS, 0.0 if target is None else 1.0)
     assert choose_place({"a": 0.2, "b": 0.2}, target, takes(1.0)).store == "a"  # of equals the first by name
 
 

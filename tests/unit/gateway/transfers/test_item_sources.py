@@ -89,6 +89,14 @@ def test_links_that_failed_come_last_and_fast_ones_first(fabric: FabricView) -> 
     assert stores(fabric, None, *both, rates=rates, now=5.0) == ["store-1", "store-2"]
 
 
+@pytest.mark.parametrize("gone", [(), (agent("store-1", draining=True),)])
+def test_a_store_whose_agent_takes_no_orders_comes_last(
+    fabric: FabricView, view: Records, gone: tuple[InstanceRecord, ...]
+) -> None:
+    view.records = (*gone, agent("store-2"), agent(TARGET))
+    assert stores(fabric, made_at("store-1", is_sealed=True), at("store-2")) == ["store-2", "store-1"]
+
+
 def test_a_place_of_some_pieces_is_none(fabric: FabricView) -> None:
     first, second = entry_hashes(A, (3, 4))
     places = {first: (at("store-1"), at("store-2")), second: (at("store-1"),)}

@@ -16,7 +16,7 @@ from triptych_cli.supervisor.state import read_status
 from triptych_cli.system.layout import lasting_layout
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import StoreProtocolError, TriptychError
-from triptych_common.protocol.store import StoreReply
+from triptych_common.protocol.store import MAX_LISTED, Entries, EntryInfo, ListEntries, StoreReply
 from triptych_common.store_session import AsyncStoreSession
 
 Reply = TypeVar("Reply")
@@ -69,6 +69,19 @@ async def message_bus() -> AsyncIterator[AsyncBus]:
         raise NothingRunningError
     async with await AsyncBus.connect(system.redis_url, system.deployment, client_name="cli") as bus:
         yield bus
+
+
+async def list_entries(session: AsyncStoreSession, limit: int | None = None) -> list[EntryInfo]:
+    """Entries of the store, by their hashes, page by page; all of them unless there is a `limit`."""
+    found: list[EntryInfo] = []
+    while limit is None or len(found) < limit:
+        asked = MAX_LISTED if limit is None else min(MAX_LISTED, limit - len(found))
+        command = ListEntries(seq=0, limit=asked, after=found[-1].mm_hash if found else None)
+        page = expect(Entries, await session.request(command)).entries
+        found += page
+        if len(page) < asked:
+            break
+    return found
 
 
 def expect(kind: type[Reply], reply: StoreReply) -> Reply:

@@ -10,11 +10,11 @@ It is run on the host itself, since only there the store answers: nobody who rea
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.markup import escape
 
-from triptych_cli.commands.clients import expect, message_bus, store_session
+from triptych_cli.commands.clients import list_entries, message_bus, store_session
 from triptych_cli.commands.hosts.host_report import hosts_of
 from triptych_cli.commands.hosts.mover import Mover, MoveResults, note_places
 from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, silent_stores, target_rooms
@@ -29,9 +29,8 @@ from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.protocol.store import Entries, EntryInfo, ListEntries, StatsQuery, StoreStats
+from triptych_common.protocol.store import EntryInfo
 
-MOST_ENTRIES = 100_000
 AGENTS_TIMEOUT_S = 15.0  # for agents that are being started again, and have not told their room yet
 ASK_AGAIN_S = 0.5
 LATE_TIMEOUT_S = 60.0  # for entries that came while the engines ended
@@ -54,12 +53,26 @@ def drain(name: str, timeout_s: float) -> int:
     if (refusal := asyncio.run(_why_not(host, name))) is not None:
         fail(refusal)
         return WRONG_HOST
+    return empty_host(
+        host, timeout_s, lambda: _stop_engines(layout, status, host), lambda: daemon.stop_system(layout)
+    )
+
+
+def empty_host(
+    host: HostStatus, timeout_s: float, stop_engines: Callable[[], bool], stop_rest: Callable[[], list[str]]
+) -> int:
+    """All steps of this module, for a host that may be drained; the exit code.
+
+    Args:
+        stop_engines: whether all that serves has ended.
+        stop_rest: what could not be ended of all others.
+    """
     first = _move(host, timeout_s, {})
-    if not _stop_engines(layout, status, host):
+    if not stop_engines():
         return 1
     second = _move(host, min(timeout_s, LATE_TIMEOUT_S), first.moved)
     with out.status("stopping the agent and the store ..."):
-        left = daemon.stop_system(layout)
+        left = stop_rest()
     if left:
         fail(f"not everything could be ended: {', '.join(left)}")
         return 1
@@ -104,16 +117,12 @@ def _left_behind(first: MoveResults, second: MoveResults) -> str | None:
         for mm_hash, why in (first.failures | second.failures).items()
         if mm_hash not in second.moved
     }
-    num_unlisted = max(first.num_unlisted, second.num_unlisted)
-    reasons = sorted(
-        set(failures.values()) | ({"the list of the store is cut off"} if num_unlisted else set())
-    )
-    number = len(failures) + num_unlisted
-    return f"{number} entries could not be moved ({', '.join(reasons)})" if number else None
+    reasons = sorted(set(failures.values()))
+    return f"{len(failures)} entries could not be moved ({', '.join(reasons)})" if failures else None
 
 
 async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> MoveResults:
-    entries, num_unlisted = await _entries()
+    entries = await _entries()
     async with message_bus() as bus:
         is_needed = any(each.mm_hash not in done for each in entries)
         until = min(deadline, time.monotonic() + (AGENTS_TIMEOUT_S if is_needed else 0.0))
@@ -139,21 +148,18 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
             fail(f"the directory of entries does not know what was moved: {error}")
     results = mover.results
     results.failures.update(failures)
-    results.num_unlisted = num_unlisted
     if plan.moves:
         out.print(
-            f"  [green]✓[/] moved {results.num_moved} of {len(plan.moves)} entries, "
+            f"  [green]✓[/] moved {results.num_moved} of {len(plan.moves) - results.num_gone} entries, "
             f"{format_bytes(results.num_bytes)} over the network"
         )
     return results
 
 
-async def _entries() -> tuple[tuple[EntryInfo, ...], int]:
-    """Those of the store as far as it lists them, and how many more it has."""
+async def _entries() -> list[EntryInfo]:
+    """Those of the host's store."""
     async with store_session() as session:
-        stats = expect(StoreStats, await session.request(StatsQuery(seq=0)))
-        entries = expect(Entries, await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))).entries
-    return entries, max(0, stats.num_entries - len(entries))
+        return await list_entries(session)
 
 
 async def _settled_records(registry: Registry, host: HostStatus, until: float) -> list[InstanceRecord]:

@@ -4,20 +4,17 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
-from triptych_cli.commands.clients import expect, run, store_session
+from triptych_cli.commands.clients import expect, list_entries, run, store_session
 from triptych_cli.console import fail, format_bytes, out, plain_table
 from triptych_common.protocol.store import (
     Done,
-    Entries,
     Evict,
-    ListEntries,
     MetricsQuery,
     StoreMetrics,
     Verified,
     Verify,
 )
 
-MOST_ENTRIES = 100_000
 VERIFY_TIMEOUT_S = 600.0
 
 
@@ -98,7 +95,7 @@ def ls(limit: int) -> int:
 
     async def work() -> int:
         async with store_session() as session:
-            entries = expect(Entries, await session.request(ListEntries(seq=0, limit=limit))).entries
+            entries = await list_entries(session, limit)
         if not entries:
             out.print("no entries")
             return 0
@@ -131,8 +128,7 @@ def evict(beginning: str | None, everything: bool) -> int:
         async with store_session() as session:
             mm_hash = None
             if beginning is not None:
-                command = ListEntries(seq=0, limit=MOST_ENTRIES)
-                entries = expect(Entries, await session.request(command)).entries
+                entries = await list_entries(session)
                 matches = [entry.mm_hash for entry in entries if entry.mm_hash.startswith(beginning)]
                 if len(matches) != 1:
                     fail(f"{len(matches)} entries begin with {beginning}")

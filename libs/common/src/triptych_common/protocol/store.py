@@ -16,6 +16,7 @@ from triptych_common.protocol.messages import Message
 STORE_PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
 MAX_HOLDERS = 1024
+MAX_LISTED = 2000  # entries in one answer: what fits into a frame
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -160,8 +161,15 @@ class StatsQuery(StoreFrame):
 
 
 class ListEntries(StoreFrame):
+    """Operator: entries in the order of their hashes, from the first one behind `after` on.
+
+    Whoever asks page by page, each from the last hash of the one before, is told of every entry that is
+    there all the while, once, whatever comes and goes. `MAX_LISTED` at most; fewer than `limit`: the end.
+    """
+
     kind: Literal["list"] = "list"
     limit: PositiveInt = 1000
+    after: MmHashText | None = None  # None: from the beginning
 
 
 class Evict(StoreFrame):

@@ -1,5 +1,6 @@
 """What each command does. Pure; a command that is refused has changed nothing, but may have evicted."""
 
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from triptych_cache_store.entries.leases import Lease, Watch
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 
-MAX_LISTED = 2000  # what fits into one frame
 Handler = Callable[[Lease, Any, float, Out], wire.StoreReply | None]
 """None: the reply comes later."""
 
@@ -158,7 +158,8 @@ class Commands:
         return stats(command.seq, self._state)
 
     def _list(self, lease: Lease, command: wire.ListEntries, now: float, out: Out) -> wire.StoreReply:
-        mm_hashes = itertools.islice(self._mm_hashes(), min(command.limit, MAX_LISTED))
+        behind = (each for each in self._mm_hashes() if command.after is None or each > command.after)
+        mm_hashes = heapq.nsmallest(min(command.limit, wire.MAX_LISTED), behind)
         entries = tuple(entry_state(self._state.table, each, now) for each in mm_hashes)
         return wire.Entries(seq=command.seq, entries=entries)
 

@@ -24,7 +24,7 @@ class Course:
     num_rows: float = 0.0  # that the instance encodes, or gets, and prefills
     num_text_tokens: float = 0.0
     text_s: float = 0.0  # the instance's, for the text
-    encode_s: float = 0.0  # until the encoders are done; the instance's work is due then
+    encode_s: float = 0.0  # until its items are encoded and at its store; the instance's work is due then
     work_s: float = 0.0  # the instance's, before the first token
     is_measured: bool = False  # its first token says what such a request costs
     is_alone: bool = False  # and what its way takes on an idle system, where compute is shared

@@ -36,6 +36,7 @@ def decision_figures(
         found |= {
             attributes.DECISION_QUEUE_S: decision.prediction.queue_s,
             attributes.DECISION_ENCODE_S: decision.prediction.encode_s,
+            attributes.DECISION_TRANSFER_S: decision.prediction.transfer_s,
             attributes.DECISION_LOCAL_WORK_S: decision.prediction.local_work_s,
             attributes.DECISION_IS_LOCAL_MEASURED: decision.prediction.is_local_measured,
         }

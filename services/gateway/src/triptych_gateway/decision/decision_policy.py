@@ -48,6 +48,7 @@ class DecisionReason(StrEnum):
     BELOW_BREAK_EVEN = "below_break_even"
     PREFIX_COVERED = "prefix_covered"  # the instance has encoded all of it, in the same prompt
     TOO_SMALL = "too_small"  # encoders are idle, and the handover takes longer than an encode at the instance
+    ENCODERS_FAR = "encoders_far"  # they are at another store, and the item's way from there is what counts
     ENCODERS_SLOWER = "encoders_slower"  # they have others' items before it
     SHARED_COMPUTE = "shared_compute"  # with the encoders, and something is under way
     EXPLORATION = "exploration"
@@ -87,6 +88,9 @@ def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
     """What makes the instance quicker."""
     if facts.is_covered:
         return DecisionReason.PREFIX_COVERED
+    near_cost_s = prediction.remote_cost_s - prediction.transfer_s
+    if prediction.transfer_s > 0 and near_cost_s <= prediction.local_cost_s:
+        return DecisionReason.ENCODERS_FAR
     return DecisionReason.TOO_SMALL if prediction.queue_s == 0 else DecisionReason.ENCODERS_SLOWER
 
 

@@ -188,7 +188,7 @@ class EncodeDecisions:
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
-            load = await self._load_before(media_wait, len(new), chosen, first, now)
+            load = await self._load_before(media_wait, new, chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
         return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
@@ -288,12 +288,12 @@ class EncodeDecisions:
     async def _load_before(
         self,
         media_wait: MediaWait,
-        num_new: int,
+        new: Set[MmHash],
         chosen: InstanceRecord,
         target: InstanceRecord,
         now: float,
     ) -> Load:
-        """What is with encoders already, and the orders whose turns come before those of `num_new` items."""
+        """What is with encoders already, the orders whose turns come before those of `new`, and their way."""
         digest, orders = media_wait.namespace_digest, self._orders.queue
         costs = self.namespace(digest).costs
         own = [
@@ -305,7 +305,7 @@ class EncodeDecisions:
         num_others = 0
         if sum(record.role is Role.GATEWAY for record in self._view.records) > 1:
             num_others = await self._shared_queue.num_others(digest, orders.num_jobs(digest))
-        ahead = orders.orders_ahead(digest, media_wait.lane, media_wait.deadline, num_new)
+        ahead = orders.orders_ahead(digest, media_wait.lane, media_wait.deadline, len(new))
         num_unseen = num_others + ahead.num_orders
         num_requests = len(set().union(*(item.request_ids for item in own)))
         queue = EncoderQueue(
@@ -314,11 +314,17 @@ class EncodeDecisions:
             num_rows=num_rows + num_unseen * costs.mean_rows,
             num_requests=num_requests + num_others + ahead.num_requests,
         )
+        transfers_s = (
+            ()
+            if chosen.store is None
+            else self._orders.flight_requests.predict_transfers(media_wait, new, chosen.store)
+        )
         return Load(
             queue,
             self.load.work_ahead(chosen.instance, now),
             self.load.work_ahead(target.instance, now),
             self.load.num_streams(target.instance),
+            tuple(transfers_s),
         )
 
     def _demand(

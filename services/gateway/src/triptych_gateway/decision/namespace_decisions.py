@@ -72,7 +72,7 @@ class NamespaceDecisions:
         if prediction is None:
             return Course(CourseKind.REMOTE, now, num_rows, num_tokens, text_s)
         return Course(
-            CourseKind.REMOTE, now, num_rows, num_tokens, text_s, prediction.encode_s, prediction.after_s,
+            CourseKind.REMOTE, now, num_rows, num_tokens, text_s, prediction.arrive_s, prediction.after_s,
             is_measured=prediction.queue_s == 0 and num_rows > 0, is_alone=decision.is_alone,
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Seconds until a request's first token, if encoders encode its new items, and if an instance does. Pure.
 
-    remote   encoders' queue, and their encode of the new items; meanwhile the instance computes the text;
-             then work that is before it there; then what follows the encode
+    remote   encoders' queue, their encode of the new items, and what is left of their way to the instance's
+             store, if that is another one; meanwhile the instance computes the text; then work that is
+             before it there; then what follows the encode
     local    work before it at the instance; its text; encode and prefill of all rows there
 
 Encode and prefill overlap when encoders encode: what is left of the rows' prefill afterwards is measured.
@@ -13,6 +14,7 @@ request that waits now stands for one that will wait behind this one; streams st
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from triptych_gateway.decision.instance_load import WorkAhead
@@ -59,6 +61,9 @@ class Load:
     ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance for a remote request
     local_ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance that would encode
     num_streams: int = 0  # there
+    transfers_s: tuple[float, ...] = ()
+    """Of each new item: seconds from the encoders that would get it to the store of the remote request's
+    instance; 0 where that is their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,15 @@ class Prediction:
     local_burden_s: float
     queue_s: float  # the part of `remote_s` before this request's first encode
     encode_s: float  # until the last encode
-    after_s: float  # what follows it: the instance's work
+    after_s: float  # what follows the last item's arrival: the instance's work
     local_work_s: float  # the instance's work, if it encodes
     is_local_measured: bool  # else it was derived from what encoders take
+    transfer_s: float = 0.0  # between the last encode and the last item's arrival at the instance's store
+
+    @property
+    def arrive_s(self) -> float:
+        """Until all items are where the instance needs them."""
+        return self.encode_s + self.transfer_s
 
     @property
     def remote_cost_s(self) -> float:
@@ -92,6 +103,8 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
     queue_s = _queue_s(encode, queue)
     new_s = encode.base_s * demand.num_new_items + encode.per_unit_s * demand.num_new_rows
     encode_s = queue_s + _spread_s(new_s, demand.num_new_items, queue.num_encoders)
+    transfer_s = _transfer_s(load.transfers_s, encode_s - queue_s, queue.num_encoders)
+    arrive_s = encode_s + transfer_s
     text_s = 0.0 if costs.prefill is None else costs.prefill.seconds(demand.num_text_tokens)
     after_s = 0.0 if costs.after_encode is None else costs.after_encode.seconds(demand.num_rows)
     tower_s = encode.base_s * demand.num_items + encode.per_unit_s * demand.num_rows
@@ -105,7 +118,7 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
         local_part_s *= 1.0 - min(demand.num_rows_here / demand.num_rows, 1.0)
     tower_part_s = max(0.0, min(tower_s, local_part_s))
     return Prediction(
-        remote_s=max(encode_s + load.ahead.busy_s(encode_s), load.ahead.busy_s() + text_s) + after_s,
+        remote_s=max(arrive_s + load.ahead.busy_s(arrive_s), load.ahead.busy_s() + text_s) + after_s,
         local_s=load.local_ahead.busy_s() + text_s + local_part_s,
         remote_burden_s=WAITING_WEIGHT * queue.num_waiting * new_s / queue.num_encoders,
         local_burden_s=load.local_ahead.delay_s(text_s + local_part_s)
@@ -115,6 +128,7 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
         after_s=after_s,
         local_work_s=text_s + local_part_s,
         is_local_measured=costs.local is not None,
+        transfer_s=transfer_s,
     )
 
 
@@ -132,3 +146,14 @@ def _spread_s(work_s: float, num_items: int, num_encoders: int) -> float:
     if num_items <= 0:
         return 0.0
     return work_s * math.ceil(num_items / num_encoders) / num_items
+
+
+def _transfer_s(transfers_s: Sequence[float], work_s: float, num_encoders: int) -> float:
+    """From the last encode to the last arrival. Transfers go one after the other, while later items are
+    encoded: the last one comes behind its own encode, and behind the other transfers since the first encode.
+    `work_s`: from the beginning of this request's first encode to the end of its last one.
+    """
+    if not any(transfers_s):
+        return 0.0
+    first_s = work_s / math.ceil(len(transfers_s) / num_encoders)
+    return max(*transfers_s, first_s + sum(transfers_s) - work_s)

@@ -6,7 +6,7 @@ an encoder has lost something, so Redis is asked again now and then (`EncodeOrde
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from triptych_common.coordination import Backlog, Backlogs, FlightClaim, SingleFlight, merge_backlogs
@@ -207,6 +207,33 @@ class FlightRequests:
             },
         )
         return place
+
+    def predict_transfers(self, media_wait: MediaWait, mm_hashes: Set[MmHash], target: str) -> list[float]:
+        """Seconds that each of `mm_hashes` takes to the store `target` from the encoders that would get it.
+
+        0 for one that near encoders would get.
+        """
+        digest = media_wait.namespace_digest
+        num_own = self._queue.num_by_store(digest).copy()
+        found = []
+        for item in media_wait.items:
+            if item.mm_hash not in mm_hashes:
+                continue
+            place = self._stores.choose(
+                digest,
+                item.mm_hash,
+                item.part.modality,
+                None if item.image is None else item.image.properties,
+                num_rows=None,
+                prefill_decode=media_wait.prefill_decode,
+                target=target,
+                num_own=num_own,
+                only_near=None,
+                now=time.monotonic(),
+            )
+            num_own[place.store] += 1
+            found.append(place.transfer_s)
+        return found
 
     async def leave_all_but(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
         """End all waits for the item but those of `keys`. True: no request waits, and its job was dropped."""

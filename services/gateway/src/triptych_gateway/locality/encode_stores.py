@@ -123,9 +123,9 @@ class EncodeStores:
         facts, stores = self._facts(), self.stores_of(namespace_digest)
         if namespace_digest not in facts.encoders:
             return JobPlace(stores[0], PlaceReason.NO_ENCODER, 0)
-        if len(stores) == 1 and only_near is None:
-            return choose_place({stores[0]: 0.0}, stores[0], lambda store: 0.0)
         target = target or facts.store_of.get(prefill_decode)
+        if len(stores) == 1 and only_near is None and target in (None, stores[0]):
+            return choose_place({stores[0]: 0.0}, stores[0], lambda store: 0.0)
         rows = self.rows.rows_of(mm_hash, modality, image) if num_rows is None else num_rows
         num_bytes = self.rows.bytes_of(rows)
 

@@ -30,6 +30,7 @@ class JobPlace:
     store: str
     reason: PlaceReason
     spare_after_ms: int  # encoders of other stores may take the job then
+    transfer_s: float = 0.0  # that the item is predicted to take from there to where it is needed
 
 
 def choose_place(
@@ -47,19 +48,19 @@ def choose_place(
         transfer_s: the seconds that the item takes from a store to `target`.
         only_near: the store whose encoders shall have it, if it has any; others only after `MOST_SPARE_S`.
     """
+
+    def travel_s(store: str) -> float:
+        return 0.0 if target in (None, store) else transfer_s(store)
+
     if only_near is not None and only_near in waits_s:
-        return JobPlace(only_near, PlaceReason.NEAR_FAILED, _spare_ms(MOST_SPARE_S))
-
-    def cost_s(store: str) -> float:
-        return waits_s[store] + (0.0 if target in (None, store) else transfer_s(store))
-
-    best = min(waits_s, key=lambda each: (cost_s(each), each != target, each))
+        return JobPlace(only_near, PlaceReason.NEAR_FAILED, _spare_ms(MOST_SPARE_S), travel_s(only_near))
+    best = min(waits_s, key=lambda each: (waits_s[each] + travel_s(each), each != target, each))
     if len(waits_s) == 1:
-        return JobPlace(best, PlaceReason.ONLY_PLACE, _spare_ms(0.0))
+        return JobPlace(best, PlaceReason.ONLY_PLACE, _spare_ms(0.0), travel_s(best))
     if target not in waits_s:
-        return JobPlace(best, PlaceReason.ANYWHERE, _spare_ms(0.0))
+        return JobPlace(best, PlaceReason.ANYWHERE, _spare_ms(0.0), travel_s(best))
     if best != target:
-        return JobPlace(best, PlaceReason.LESS_BUSY, _spare_ms(0.0))
+        return JobPlace(best, PlaceReason.LESS_BUSY, _spare_ms(0.0), travel_s(best))
     return JobPlace(
         best, PlaceReason.NEAR, _spare_ms(min(transfer_s(each) for each in waits_s if each != target))
     )

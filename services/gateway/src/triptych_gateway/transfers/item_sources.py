@@ -44,8 +44,9 @@ def find_sources(
 ) -> list[TransferSource]:
     """Where it could be pushed from, or `target` itself, first: it has it.
 
-    Else what is sealed before what is not, links that work before those that have failed lately, and the
-    faster before the slower. An avoided link is better than none.
+    Else stores whose agent takes orders before the others, links that work before those that have failed
+    lately, what is sealed before what is not, and the faster before the slower. An avoided link is better
+    than none.
     """
     found = {
         store: TransferSource(store, num_bytes, is_sealed=True, is_new=False)
@@ -54,11 +55,12 @@ def find_sources(
     if known is not None and (known.store not in found or known.is_sealed):
         found[known.store] = TransferSource(known.store, known.num_bytes, known.is_sealed, is_new=True)
 
-    def rank(each: TransferSource) -> tuple[bool, bool, bool, float, str]:
+    def rank(each: TransferSource) -> tuple[bool, bool, bool, bool, float, str]:
         link = (each.store, target)
         seconds = rates.seconds(link, each.num_bytes, now)
         return (
             each.store != target,
+            fabric.agent_of(each.store) is None,  # its host has ended, or is about to
             rates.is_avoided(link, now),
             not each.is_sealed,
             seconds,

@@ -17,7 +17,13 @@ from triptych_common.coordination import EntryDirectory, NotedPlace, Registry
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.protocol.names import OWNER_GROUP
-from triptych_common.protocol.transfers import EntryPlace, TransferCompleted, TransferFailed, TransferOrder
+from triptych_common.protocol.transfers import (
+    EntryPlace,
+    TransferCompleted,
+    TransferFailed,
+    TransferFailureKind,
+    TransferOrder,
+)
 
 MAX_UNDER_WAY = 8
 ORDER_TIMEOUT_S = 60.0
@@ -35,7 +41,7 @@ class MoveResults:
     num_bytes: int = 0  # that crossed the network
     moved: dict[str, str] = field(default_factory=dict)  # entries, and the stores they went to
     failures: dict[str, str] = field(default_factory=dict)  # entries, and why they did not go
-    num_unlisted: int = 0  # entries of the store that are unknown here, so none was ordered
+    num_gone: int = 0  # evicted since they were listed: nothing is left of them that could be moved
 
 
 async def note_places(
@@ -136,6 +142,8 @@ class Mover:
             self.results.num_moved += 1
             self.results.num_bytes += message.num_bytes
             self.results.moved[move.mm_hash] = move.target
+        elif message.kind is TransferFailureKind.ABSENT:
+            self.results.num_gone += 1
         else:
             self.results.failures[move.mm_hash] = message.kind.value
         self._on_progress(self.results)

@@ -147,7 +147,7 @@ def greet_target(
         _send(channel, LinkProof(proof=credentials.proof("source", transcript)), deadline)
         welcome = _receive_answer(channel, LinkWelcome, deadline)
     except (ssl.SSLError, PeerAlertError, MalformedMessageError) as error:
-        raise LinkRefusedError(f"no agent of this fabric answers there: {error}") from error
+        raise LinkRefusedError(f"no agent of this fabric answers there: {_describe(error)}") from error
     if not credentials.is_proof(welcome.proof, "target", transcript):
         raise LinkRefusedError("the target's agent does not have our key", RefusalReason.KEY)
     if welcome.generation != generation:
@@ -178,7 +178,7 @@ def admit_source(
         transcript = _transcript(hello, challenge, binding)
         proof = read_body(LinkProof, _receive(channel, deadline))
     except (ssl.SSLError, MalformedMessageError) as error:
-        raise LinkRefusedError(f"the peer is no agent of this fabric: {error}") from error
+        raise LinkRefusedError(f"the peer is no agent of this fabric: {_describe(error)}") from error
     if not credentials.is_proof(proof.proof, "source", transcript):
         _refuse(channel, "its proof is wrong", RefusalReason.KEY, deadline)
     generation = own.generation
@@ -201,6 +201,16 @@ def admit_source(
     )
     channel.protect(credentials.link_key("target", transcript), credentials.link_key("source", transcript))
     return Admitted(hello.source, generation, hello.transport)
+
+
+def _describe(error: Exception) -> str:
+    """What TLS says of certificates, so that it is seen which of the two is not taken."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here ({error.verify_message})"
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else str(error)
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return f"it does not trust our certificate ({reason})"
+    return str(error)
 
 
 def _is_carried(channel: FabricChannel, transport: FabricTransport) -> bool:

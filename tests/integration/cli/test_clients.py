@@ -1,0 +1,34 @@
+"""Clients of a running system: the list of a real store, which has more entries than a page."""
+
+import asyncio
+from collections.abc import Callable
+
+from tests.integration.cache_store.conftest import make_daemon, run_dir
+from triptych_cache_store.testing import StoreProcess
+from triptych_cli.commands.clients import list_entries
+from triptych_common.protocol.store import MAX_LISTED, Reserve, Reserved, Seal, TensorSpec
+from triptych_common.store_session import AsyncStoreSession
+
+__all__ = ["make_daemon", "run_dir"]  # fixtures
+
+BLOCK = 4096
+SPEC = TensorSpec(shape=(1, 1), dtype="bfloat16", num_bytes=2)
+NUM_ENTRIES = 2 * MAX_LISTED + 100
+
+
+async def test_all_entries_are_listed(make_daemon: Callable[..., StoreProcess]) -> None:
+    daemon = make_daemon(region_bytes=2 * NUM_ENTRIES * BLOCK, block_bytes=BLOCK)
+    wanted = {f"{number:064x}" for number in range(NUM_ENTRIES)}
+    async with await AsyncStoreSession.connect(str(daemon.socket), "tester/one") as session:
+
+        async def put(mm_hash: str) -> None:
+            reserved = await session.request(Reserve(seq=0, mm_hash=mm_hash, spec=SPEC))
+            assert isinstance(reserved, Reserved)
+            await session.request(Seal(seq=0, reservation_id=reserved.reservation_id))
+
+        await asyncio.gather(*(put(each) for each in wanted))
+        listed = [each.mm_hash for each in await list_entries(session)]
+        assert listed == sorted(wanted)
+        assert [each.mm_hash for each in await list_entries(session, MAX_LISTED + 7)] == listed[
+            : MAX_LISTED + 7
+        ]
