@@ -274,7 +274,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
                 self._on_first_token(each)
-        for engine_request_id in self.consumer.take_failed():
+        for engine_request_id in sorted(self.consumer.take_failed()):
             if engine_request_id in self.live:
                 self._send(self.live[engine_request_id], "error")
                 self._finish(engine_request_id)

@@ -85,7 +85,7 @@ class Explorer:
                 self.result.is_complete = False
                 break
             chosen = top.todo.pop(0)
-            if world.num_steps != len(self._path):  # it went on from here before
+            if len(world.path) != len(self._path):  # it went on from here before
                 world.close()
                 world = self._again()
                 prints = Fingerprints(world)

@@ -49,7 +49,7 @@ class World(Checks):
         self.num_takeovers = 0
         self.num_owned_waits = 0  # times that nothing could happen until the wait's owner looked again
         self.num_lost_entries = 0
-        self.num_steps = 0
+        self.path: list[Key] = []  # steps that were taken
         self.last_actor = ""
 
     def _new_consumers(self) -> dict[str, ConsumerActor]:
@@ -83,7 +83,7 @@ class World(Checks):
     def take(self, key: Key) -> None:
         """Take a step that is enabled."""
         self.coverage[key.kind] += 1
-        self.num_steps += 1
+        self.path.append(key)
         if key.kind in FAULTS or key.kind in STAGE_FAULTS:
             self.faults[key.kind] += 1
         getattr(self, f"_do_{key.kind}")(key)
