@@ -12,20 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.property.protocol.test_protocol_model import GATEWAYS, OVERLAP
-from tests.property.protocol.test_stage_model import ALL_FAULTS, MIXED
-from tests.support.protocol_world.config import Config
+from tests.property.protocol.test_stage_model import MIXED
+from tests.property.protocol.test_transfer_model import THREE
+from tests.support.protocol_world.config import ALL_FAULTS, Config
 from tests.support.protocol_world.random_walk import walk
+from tests.support.protocol_world.transfers.wires import FABRIC_STAND_INS
 from tests.support.protocol_world.virtual_loop import virtual_time
 
 ROOT = Path(__file__).parents[3]
 MODULE = "tests.property.protocol.test_repeated_walks"
 SEEDS = range(3)
 SYSTEMS: tuple[Config, ...] = tuple(
-    replace(config, faults=ALL_FAULTS, max_faults=6)
+    replace(config, faults=tuple(sorted(ALL_FAULTS)), max_faults=6)
     for config in (
         replace(GATEWAYS, requests=((0, 1), (1, 0), (0,), (1,))),  # two requests of a gateway share an item
         OVERLAP,
         MIXED,
+        THREE,
     )
 )
 
@@ -42,7 +45,7 @@ def paths() -> list[list[str]]:
 def show_paths() -> None:
     """On stdout, for another process."""
     logging.disable(logging.CRITICAL)
-    with virtual_time():
+    with virtual_time(FABRIC_STAND_INS):
         json.dump(paths(), sys.stdout)
 
 

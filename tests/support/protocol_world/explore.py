@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.support.protocol_world.config import Config, Enabled, Key
 from tests.support.protocol_world.fingerprint import Fingerprints
-from tests.support.protocol_world.stages.world import new_world
+from tests.support.protocol_world.transfers.world import new_world
 from tests.support.protocol_world.world import World
 
 MAX_DEPTH = 600

@@ -6,12 +6,13 @@ address of an object, or on the time.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.explore import MAX_DEPTH, BrokenError
-from tests.support.protocol_world.stages.world import new_world
+from tests.support.protocol_world.transfers.world import new_world
 from tests.support.protocol_world.world import World
 
 MAX_STEPS = 4 * MAX_DEPTH  # a full store is asked again and again
@@ -69,6 +70,26 @@ def take_rare_faults(taken: Counter[str], faults: Iterable[str], systems: Sequen
                 break
             config = replace(systems[seed % len(systems)], faults=(kind,), max_faults=9, max_attempts=9)
             taken += walk(config, seed, FAULT_SHARE).coverage
+            num_walks += 1
+    return num_walks
+
+
+class RareWalk(NamedTuple):
+    """A walk that leads to what is rare: see `walk`."""
+
+    config: Config
+    fault_share: float
+    slow: str = ""
+
+
+def take_rare_kinds(taken: Counter[str], walks: Mapping[str, RareWalk]) -> int:
+    """Walks until each kind is met often enough, by the walk that leads there. Returns their number."""
+    num_walks = 0
+    for kind, rare in walks.items():
+        for seed in range(MAX_WALKS):
+            if taken[kind] >= MIN_TAKEN:
+                break
+            taken += walk(rare.config, seed, rare.fault_share, rare.slow).coverage
             num_walks += 1
     return num_walks
 
