@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.support.protocol_world.config import FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
-from tests.support.protocol_world.random_walk import walk
+from tests.support.protocol_world.random_walk import take_rare_faults, take_rare_steps, too_rare, walk
 from tests.support.protocol_world.virtual_loop import virtual_time
 from tests.support.protocol_world.world import World
 from triptych_common.protocol.steps import FABRIC_STEPS, STEPS
@@ -149,7 +149,6 @@ DEEP: dict[str, tuple[Config, Bounds]] = {
 }
 
 NUM_WALKS = 40  # of each system
-MAX_WALKS = 160  # of those below, where some kind of step was taken too seldom: sets have no order
 RARE: tuple[tuple[Config, float], ...] = (
     (replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9), 0.3),
     (replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9), 0.3),
@@ -166,7 +165,6 @@ ON_REDIS = (
     "leave, dropped", "start, started", "start, unwanted", "start, gone", "start, superseded",
 )  # fmt: skip
 """What scripts of flights came to."""
-MIN_TAKEN = 10  # times that the walks take every kind of step
 NOT_MODELLED = frozenset(
     {
         "fetch_media",  # the model's media are small
@@ -222,21 +220,14 @@ def test_random_orders_with_many_faults_take_every_kind_of_step(capsys: pytest.C
         "reconnect",
         "end",
     ]
-
-    def rare() -> dict[str, int]:
-        return {kind: taken[kind] for kind in kinds if taken[kind] < MIN_TAKEN}
-
-    num_rare_walks = 0
-    while num_rare_walks < NUM_WALKS or (rare() and num_rare_walks < MAX_WALKS):
-        for config, fault_share in RARE:
-            taken += walk(config, num_rare_walks, fault_share).coverage
-        num_rare_walks += 1
-    num_walks = len(SYSTEMS) * NUM_WALKS + len(RARE) * num_rare_walks
+    num_walks = len(SYSTEMS) * NUM_WALKS
+    num_walks += take_rare_faults(taken, FAULTS, list(SYSTEMS.values()))
+    num_walks += take_rare_steps(taken, kinds, RARE, min_rounds=NUM_WALKS)
     with capsys.disabled():
         print(f"\n  steps taken in {num_walks} random walks:")
         for kind in kinds:
             print(f"    {kind:<24}{taken[kind]:>8}")
-    assert not rare()
+    assert not too_rare(taken, kinds)
 
 
 class ProtocolMachine(RuleBasedStateMachine):

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.property.protocol.test_protocol_model import MIN_TAKEN, USUAL, explore
+from tests.property.protocol.test_protocol_model import USUAL, explore
 from tests.support.protocol_world.config import FAULTS, STAGE_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds
-from tests.support.protocol_world.random_walk import walk
+from tests.support.protocol_world.random_walk import take_rare_faults, take_rare_steps, too_rare, walk
 from triptych_common.protocol.steps import STAGE_STEPS
 
 ALL_FAULTS = (*FAULTS, *STAGE_FAULTS)
@@ -49,7 +49,6 @@ LONG: dict[str, tuple[Config, Bounds]] = {
 }
 
 NUM_WALKS = 12  # of each system
-MAX_WALKS = 100  # of those below, where some kind of step was taken too seldom
 RARE: tuple[tuple[Config, float], ...] = (
     (replace(TURNS, faults=("forget_prefix",), max_faults=9), 0.5),
     (replace(TURNS, faults=("lose_read",), max_faults=9), 0.5),
@@ -84,15 +83,12 @@ def test_random_orders_with_many_faults_take_every_step_of_the_stages(
     for config in SYSTEMS.values():
         for seed in range(NUM_WALKS):
             taken += walk(replace(config, faults=ALL_FAULTS, max_faults=6), seed, fault_share=0.06).coverage
-    num_rare_walks = 0
-    while any(taken[kind] < MIN_TAKEN for kind in KINDS) and num_rare_walks < MAX_WALKS:
-        for config, fault_share in RARE:
-            taken += walk(config, num_rare_walks, fault_share).coverage
-        num_rare_walks += 1
+    num_walks = len(SYSTEMS) * NUM_WALKS
+    num_walks += take_rare_faults(taken, STAGE_FAULTS, list(SYSTEMS.values()))
+    num_walks += take_rare_steps(taken, KINDS, RARE)
     with capsys.disabled():
-        num_walks = len(SYSTEMS) * NUM_WALKS + len(RARE) * num_rare_walks
         print(f"\n  steps taken in {num_walks} random walks: { ({kind: taken[kind] for kind in KINDS}) }")
-    assert not {kind: taken[kind] for kind in KINDS if taken[kind] < MIN_TAKEN}
+    assert not too_rare(taken, KINDS)
 
 
 @pytest.mark.parametrize("seed", range(5))

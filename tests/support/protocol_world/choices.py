@@ -7,7 +7,7 @@ from tests.support.protocol_world.config import REDIS, Config, Enabled, Key
 from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
 from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
-from tests.support.protocol_world.network import STORE, Network
+from tests.support.protocol_world.network import Network
 from tests.support.protocol_world.store import StoreActor
 from triptych_cache_store.entries.entry_table import EntryState
 
@@ -17,7 +17,7 @@ class Choices:
 
     config: Config
     network: Network
-    store: StoreActor
+    stores: dict[str, StoreActor]
     gateways: dict[str, GatewayActor]
     requests: dict[str, ClientRequest]
     encoders: dict[str, EncoderActor]
@@ -47,7 +47,7 @@ class Choices:
         if each.key.kind in ("encode", "reap", "start", "end", "reconnect") or each.is_fault:
             return each._replace(actors=each.actors | self._everybody())
         is_encoders = bool(each.actors & self.encoders.keys())
-        return each._replace(actors=each.actors | ({STORE, REDIS} if is_encoders else {STORE}))
+        return each._replace(actors=each.actors | ({*self.stores, REDIS} if is_encoders else {*self.stores}))
 
     def _deliveries(self) -> list[Enabled]:
         found = [
@@ -65,9 +65,10 @@ class Choices:
             for way in sorted(self.network.queues)
             if self._moves(way[1])
         ]
-        for session_id in self.store.busy:
-            key = Key("command", self.store.sessions[session_id].client, str(session_id))
-            found.append(Enabled(key, frozenset({STORE})))
+        for store in self.stores.values():
+            for session_id in store.busy:
+                key = Key("command", store.sessions[session_id].client, str(session_id))
+                found.append(Enabled(key, frozenset({store.name})))
         found += [
             Enabled(Key("push", session.client), frozenset({engine.name}))
             for engine in self.engines
@@ -97,7 +98,9 @@ class Choices:
                 takes += [
                     (entry, "takeover")
                     for entry in self.network.jobs.values()
-                    if entry.owner not in (None, encoder.name) and not self._is_renewed(entry.number)
+                    if entry.stream == encoder.stream
+                    and entry.owner not in (None, encoder.name)
+                    and not self._is_renewed(entry.number)
                 ]
             found += [
                 Enabled(Key("job", encoder.name, str(entry.number), how), actors) for entry, how in takes
@@ -107,8 +110,11 @@ class Choices:
         for consumer in self.consumers.values():
             if consumer.can_step:
                 found.append(Enabled(Key("step", consumer.name), frozenset({consumer.name})))
-        if self.store.needs_reaping:
-            found.append(Enabled(Key("reap", STORE), frozenset({STORE})))
+        found += [
+            Enabled(Key("reap", name), frozenset({name}))
+            for name, store in self.stores.items()
+            if store.needs_reaping
+        ]
         return found
 
     def _is_renewed(self, number: int) -> bool:
@@ -120,7 +126,8 @@ class Choices:
     def _restarts(self) -> list[Enabled]:
         found: list[Enabled] = []
         for engine in self.engines:
-            both = frozenset({engine.name, STORE})
+            store = getattr(engine, "store", None)  # an instance that decodes has none
+            both = frozenset({engine.name, *(self.stores if store is None else [store.name])})
             if not engine.is_up:
                 found.append(Enabled(Key("start", engine.name), both))
                 continue
@@ -146,7 +153,7 @@ class Choices:
         return [Enabled(Key("time"), self._everybody())] if self._next_timer() is not None else []
 
     def _everybody(self) -> frozenset[str]:
-        return frozenset({STORE, REDIS, *self.gateways, *self.encoders, *self.consumers})
+        return frozenset({*self.stores, REDIS, *self.gateways, *self.encoders, *self.consumers})
 
     def _next_timer(self, *, with_upkeep: bool = True) -> float | None:
         actors: list[GatewayActor | EncoderActor | ConsumerActor] = [*self.gateways.values(), *self.engines]
@@ -194,8 +201,9 @@ class Choices:
                 add("crash_gateway", {name, REDIS, *self.consumers}, name)
             for request in gateway.open.values():
                 add("cancel", {name}, request.request_id)
-        add("restart_store", self._everybody(), STORE)
-        add("lose_region", self._everybody(), STORE)
+        for name in self.stores:
+            add("restart_store", self._everybody(), name)
+            add("lose_region", self._everybody(), name)
         if self.network.flights.flights:
             add("lose_flights", {REDIS}, REDIS)
         add("lose_redis", self._everybody(), REDIS)
@@ -203,9 +211,10 @@ class Choices:
             if way[2] != "http":
                 add("duplicate", {way[1]}, *way)
                 add("lose_message", {way[1]}, *way)
-        for entry in self.store.core.table.all_sealed():
-            if entry.state is EntryState.READY:
-                add("evict", {STORE}, STORE, entry.mm_hash)
+        for name, store in self.stores.items():
+            for entry in store.core.table.all_sealed():
+                if entry.state is EntryState.READY:
+                    add("evict", {name}, name, entry.mm_hash)
         if is_busy and (limit := self._next_timer(with_upkeep=False)) is not None:
             add("hurry", set(self._everybody()), how="limit")
             if self._next_timer() != limit:

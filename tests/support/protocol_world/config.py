@@ -13,6 +13,9 @@ STAGE_FAULTS = (
     "crash_decode", "drain_decode", "forget_prefix", "render_otherwise", "repeat_decode", "lose_read",
 )  # fmt: skip
 """Of requests in two stages, besides."""
+TRANSFER_FAULTS = ("crash_agent", "freeze_agent", "cut_link", "block_link", "damage", "lose_transfer")
+"""Of several stores, besides."""
+ALL_FAULTS = frozenset({*FAULTS, *STAGE_FAULTS, *TRANSFER_FAULTS})
 HARMLESS = frozenset(
     {
         "crash_encoder",
@@ -75,6 +78,10 @@ class Config:
     num_prefills: int = 0
     num_decodes: int = 0  # 0: no request is served in two stages
     follows: tuple[int, ...] = ()  # by request: the one whose conversation it goes on with; -1: none
+    num_stores: int = 0  # each with a fabric agent; 0: one store, without an agent
+    encoders_at: tuple[int, ...] = ()  # the store of each encoder
+    consumers_at: tuple[int, ...] = ()  # of each prefill_decode
+    fabric_budget: int = 1 << 20  # bytes that an agent reserves for others at once
     is_coarse: bool = False  # see `World._settle`: fewer orders
     faults: tuple[str, ...] = ()
     max_faults: int = 0

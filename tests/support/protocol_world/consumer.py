@@ -43,7 +43,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.name = name
         self.budget = config.budget if config.strategy == "sync" else None
         self._network = network
-        self._store = store
+        self.store = store
         self._strategy = config.strategy, config.budget
         self._prefix = config.prefix
         self._steps_in_flight = config.steps_in_flight
@@ -71,9 +71,9 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.inbox = Inbox()
         self.inbox.attach_waker(self._wake)
         self.engine = ClientSession(
-            self._store, f"{self.name}/engine", Future, self.inbox.post_event, self._on_lost
+            self.store, f"{self.name}/engine", Future, self.inbox.post_event, self._on_lost
         )
-        self.worker = ClientSession(self._store, f"{self.name}/worker-0", Future)
+        self.worker = ClientSession(self.store, f"{self.name}/worker-0", Future)
         session: Any = self.engine
         bus: Any = ThreadedBusModel(self._network, self.name)
         pins = StorePins(session, 1, lambda mm_hash, reply: self.inbox.post_event(PinReply(mm_hash, reply)))
@@ -274,7 +274,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
                 self._on_first_token(each)
-        for engine_request_id in self.consumer.take_failed():
+        for engine_request_id in sorted(self.consumer.take_failed()):
             if engine_request_id in self.live:
                 self._send(self.live[engine_request_id], "error")
                 self._finish(engine_request_id)
@@ -368,7 +368,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             self._end_pin(self.views.pop(item, None))
         lost: set[str] = set()
         for order in loads:
-            pin = self._store.core.leases.find_pin(order.pin_id)
+            pin = self.store.core.leases.find_pin(order.pin_id)
             is_pinned = pin is not None and pin.entry.mm_hash == order.mm_hash
             assert is_pinned or not self.engine.is_connected, "an item that is not pinned is scheduled"
             assert order.mm_hash not in self.views, "loaded twice"

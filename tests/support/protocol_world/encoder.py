@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from tests.support.flight_model import FlightModel
 from tests.support.item_records import IMAGE_LIMITS, item_record
 from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
@@ -35,12 +36,16 @@ ENGINE_TIMEOUT_S = 60.0
 METRICS = EncoderMetrics()
 
 
+def content_of(mm_hash: str, num_embeds: int) -> bytes:
+    """The bytes of an item's tensor."""
+    return bytes.fromhex(mm_hash)[-1:] * (num_embeds * WIDTH * 4)
+
+
 class JobDelivery:
     """`Delivery` of one job."""
 
-    stream = NAMES.encode_jobs(DIGEST)
-
     def __init__(self, entry: JobEntry, encoder: "EncoderActor") -> None:
+        self.stream = entry.stream
         self.entry_id = str(entry.number)
         self.num_deliveries = entry.num_deliveries
         self.envelope: Envelope = entry.envelope(CLOCK.now)
@@ -95,7 +100,8 @@ class EncoderActor:
     ) -> None:
         self.name = name
         self._network = network
-        self._store = store
+        self.store = store
+        self.stream = FlightModel._names.encode_jobs(DIGEST, store.name)
         self._rows = rows
         self._num_slots = num_slots
         self.is_up = False
@@ -106,20 +112,21 @@ class EncoderActor:
         self.is_up, self.must_end, self.is_frozen = True, False, False
         self.loop = VirtualLoop(self.name)
         self.redis = FlightLink(self._network, self.loop)
+        self._mapping = self.store.map_region()
         self.outstanding: set[int] = set()
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
         self.engine = EngineModel(self._rows)
         self.store_client: StoreClient
         self.host = ClientSession(
-            self._store,
+            self.store,
             f"{self.name}/host",
             self.loop.create_future,
             lambda push: self.store_client.on_push(push),  # noqa: PLW0108 -- it is made next
             self._lost,
         )
         self.store_client = StoreClient(self.name, self.host, asyncio.Event())  # type: ignore[arg-type]
-        self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
+        self.worker = ClientSession(self.store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
         reporter = Reporter(self.bus, NAMES, self.name)  # type: ignore[arg-type]
         self.leases = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
@@ -135,7 +142,7 @@ class EncoderActor:
             self.ledger,
             self.name,
             DIGEST,
-            JobTelemetry(self.name, METRICS, EncodeSpeed(), JobDelivery.stream),
+            JobTelemetry(self.name, METRICS, EncodeSpeed(), self.stream),
         )
         self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
         self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)  # type: ignore[arg-type]
@@ -168,6 +175,8 @@ class EncoderActor:
         found: list[tuple[JobEntry, str]] = []
         has_new = False
         for entry in self._network.jobs.values():
+            if entry.stream != self.stream:
+                continue
             if entry.owner is None:
                 if not has_new:
                     found.append((entry, "new"))
@@ -198,6 +207,8 @@ class EncoderActor:
         order, future = self.engine.pending.pop(mm_hash)
         if how == "seals":
             self.num_encodes[mm_hash] = self.num_encodes.get(mm_hash, 0) + 1
+            if self._mapping is not None:
+                self._mapping.write(order, content_of(mm_hash, order.num_embeds))
             self.worker.submit(Seal(seq=0, reservation_id=order.reservation_id))
         elif how == "unfit":
             self.worker.submit(Cancel(seq=0, reservation_id=order.reservation_id))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.support.protocol_world.config import Config, Enabled, Key
 from tests.support.protocol_world.fingerprint import Fingerprints
-from tests.support.protocol_world.stages.world import new_world
+from tests.support.protocol_world.transfers.world import new_world
 from tests.support.protocol_world.world import World
 
 MAX_DEPTH = 600
@@ -85,7 +85,7 @@ class Explorer:
                 self.result.is_complete = False
                 break
             chosen = top.todo.pop(0)
-            if world.num_steps != len(self._path):  # it went on from here before
+            if len(world.path) != len(self._path):  # it went on from here before
                 world.close()
                 world = self._again()
                 prints = Fingerprints(world)

@@ -17,12 +17,15 @@ from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
 from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.gateway import GatewayActor
-from tests.support.protocol_world.network import STORE
 from tests.support.protocol_world.stages import prints
 from tests.support.protocol_world.stages.gateway import StageGateway
 from tests.support.protocol_world.stages.prefill import StageConsumer
 from tests.support.protocol_world.stages.world import StageWorld
 from tests.support.protocol_world.store import ClientSession
+from tests.support.protocol_world.transfers import prints as transfer_prints
+from tests.support.protocol_world.transfers.agent import AgentActor
+from tests.support.protocol_world.transfers.gateway import TransferGateway
+from tests.support.protocol_world.transfers.world import TransferWorld
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.protocol_world.world import World
 
@@ -115,8 +118,8 @@ def of_actor(world: World, name: str) -> Any:
     """The part of one actor, with what is under way to it on the store's socket."""
     if name in world.gateways:
         return _gateway(world, world.gateways[name])
-    if name == STORE:
-        state = world.store.core.state
+    if name in world.stores:
+        state = world.stores[name].core.state
         return (
             digest(state.table._sealed),
             digest(state.table._unsealed),
@@ -131,11 +134,16 @@ def of_actor(world: World, name: str) -> Any:
         return (
             [(each.number, each.owner, each.num_deliveries, digest(each.message)) for each in jobs],
             digest(world.network.flights.flights),
+            digest(world.network.places),
+            sorted(world.blocked.items()) if isinstance(world, TransferWorld) else None,
         )
     if name in world.encoders:
         return _encoder(world.encoders[name])
     if isinstance(world, StageWorld) and name in world.decodes:
         return prints.of_decode(world.decodes[name])
+    if isinstance(world, TransferWorld) and name in world.agents:
+        agent = world.agents[name]
+        return (transfer_prints.of_agent(agent, digest, _stands), _session(agent.session))
     consumer = world.consumers[name]
     return (_consumer(consumer), prints.of_prefill(consumer) if isinstance(consumer, StageConsumer) else None)
 
@@ -145,6 +153,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
     queue = gateway.orders.queue
     return (
         prints.of_gateway(gateway) if isinstance(gateway, StageGateway) else None,
+        transfer_prints.of_gateway(gateway, digest) if isinstance(gateway, TransferGateway) else None,
         gateway.is_up,
         digest(gateway.orders.table._items),
         digest(gateway.orders._media_waits),
@@ -235,8 +244,12 @@ class Fingerprints:
     def take(self, changed: frozenset[str]) -> int:
         """After a step of `changed`; an empty set: of any party."""
         world = self._world
-        decodes = world.decodes if isinstance(world, StageWorld) else ()
-        for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers, *decodes):
+        names = (*world.stores, REDIS, *world.gateways, *world.encoders, *world.consumers)
+        if isinstance(world, StageWorld):
+            names += (*world.decodes,)
+        elif isinstance(world, TransferWorld):
+            names += (*world.agents,)
+        for name in names:
             if not changed or name in changed or name not in self._parts:
                 self._parts[name] = hash(repr(of_actor(world, name)))
         network = world.network
@@ -246,7 +259,12 @@ class Fingerprints:
             for session in engine.sessions
         ]
         queues = [(way, digest(queue)) for way, queue in sorted(network.queues.items())]
-        actors: list[GatewayActor | EncoderActor] = [*world.gateways.values(), *world.encoders.values()]
+        actors: list[GatewayActor | EncoderActor | AgentActor] = [
+            *world.gateways.values(),
+            *world.encoders.values(),
+        ]
+        if isinstance(world, TransferWorld):
+            actors += world.agents.values()
         timers = [each.next_timer() for each in actors]
         whole = (sorted(self._parts.items()), queues, sorted(network.keys), timers, CLOCK.now, sessions)
         return hash(repr((whole, sorted(world.faults.items()))))

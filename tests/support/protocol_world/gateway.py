@@ -6,6 +6,8 @@ whole first chunk, another the end of the answer.
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.errors import unavailable
 from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.content_parts import MediaPart
@@ -79,6 +82,7 @@ class GatewayActor:
         self.redis = FlightLink(self._network, self.loop)
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.media_cache = MediaCache()
+        stores, places = self._find_stores()
         self.open: dict[str, ClientRequest] = {}
         self.orders = EncodeOrders(
             single_flight=cast("Any", self.redis),
@@ -95,14 +99,19 @@ class GatewayActor:
                 flight_check_s=FLIGHT_CHECK_S,
             ),
             window=JobWindow(lambda digest: Capacity(num_slots=100, num_spare=0, num_gateways=1)),
-            stores=EncodeStores(tuple, link=LinkDefaults()),
+            stores=stores,
             metrics=METRICS,
+            places=places,
         )
         self.final_acks = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]
         for _ in range(NUM_PUBLISHERS):
             self.loop.run(lambda: self.loop.create_task(self.orders.run_steps()))
         self.loop.run(lambda: self.loop.keep_up(self.orders.run_checks(), self._has_to_check))
         self.loop.run(lambda: self.loop.create_task(self.final_acks.run_sender()))
+
+    def _find_stores(self) -> tuple[EncodeStores, ItemPlaces | None]:
+        """What it knows of stores: there is one."""
+        return EncodeStores(tuple, link=LinkDefaults()), None
 
     def _has_to_check(self) -> bool:
         """Does it, or does Redis, have a requester here?"""
@@ -137,11 +146,14 @@ class GatewayActor:
             try:
                 if isinstance(message, EncoderCacheMetadata):
                     self.final_acks.on_metadata(message)
-                await self.orders.on_encode_result(message)
+                await self._on_result(message)
             except Exception as error:  # the service would log it, and read on
                 self.loop.errors.append(error)
 
         self.loop.run(lambda: self.loop.create_task(handle()))
+
+    async def _on_result(self, message: Message) -> None:
+        await self.orders.on_encode_result(message)
 
     def receive_frame(self, frame: tuple[str, str, int]) -> None:
         """(what, request id, attempt) of prefill_decode."""
@@ -178,11 +190,19 @@ class GatewayActor:
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
         media_wait = MediaWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+        async with self._open_wait(media_wait):
             async with asyncio.timeout_at(deadline):
                 self.orders.order_missing(media_wait)
                 await race(media_wait.wait_sizes(), media_wait.wait_failure())
             await race(self._serve(request, media_wait, first), media_wait.wait_failure())
+
+    @asynccontextmanager
+    async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+            yield
+
+    async def _bring(self, media_wait: MediaWait, name: str) -> None:
+        """The request is about to go to that instance: the items are in its store, or come there."""
 
     async def _serve(self, request: ClientRequest, media_wait: MediaWait, first: str) -> None:
         tried: list[str] = []
@@ -201,6 +221,7 @@ class GatewayActor:
             return
 
     async def _attempt(self, request: ClientRequest, media_wait: MediaWait, name: str) -> None:
+        await self._bring(media_wait, name)
         request.dispatched.append((name, len(request.dispatched) + 1))
         request.frames = asyncio.Queue()
         remaining_ms = max(1, int((media_wait.deadline - CLOCK.now) * 1000))

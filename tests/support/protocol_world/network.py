@@ -13,10 +13,12 @@ from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.protocol import codec
 from triptych_common.protocol.bus_messages import BUS_MESSAGES
 from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Party
-from triptych_common.protocol.store import Ping
+from triptych_common.protocol.store import Cancel, Lookup, Ping, Reserve, Seal
+from triptych_common.protocol.transfers import EntryPlace, TransferOrder
 
 NAMES = StreamNames("model")
 DIGEST = "d" * 64  # of the one namespace
@@ -30,6 +32,7 @@ class JobEntry:
 
     number: int
     message: EncodeJob
+    stream: str
     published_at: float
     remaining_ms: int | None
     blob: bytes | None
@@ -49,7 +52,8 @@ class JobEntry:
 class Network:
     """`now` is the model's time. Owns what is under way between processes, but for the store's socket.
 
-    And what Redis keeps: the jobs (it is their stream, `flight_model.Jobs`), the flights, the sizes.
+    And what Redis keeps: the jobs (it is their stream, `flight_model.Jobs`), the flights, the sizes, the
+    directory of entries.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -58,6 +62,8 @@ class Network:
         self.jobs: dict[int, JobEntry] = {}
         self.num_jobs = 0
         self.keys: dict[str, bytes] = {}
+        self.places: dict[MmHash, tuple[EntryPlace, ...]] = {}  # the directory of entries
+        self.order_ends: dict[str, float] = {}  # deadlines of transfer orders
         self.flights = FlightModel(self, now)
 
     def send(self, way: Way, message: Any) -> None:
@@ -83,7 +89,7 @@ class Network:
     # ---- the stream of jobs ----------------------------------------------------------------------
     def append(self, job: EncodeJob, stream: str, *, remaining_ms: int | None, blob: bytes | None) -> str:
         self.num_jobs += 1
-        self.jobs[self.num_jobs] = JobEntry(self.num_jobs, job, self.now(), remaining_ms, blob)
+        self.jobs[self.num_jobs] = JobEntry(self.num_jobs, job, stream, self.now(), remaining_ms, blob)
         return str(self.num_jobs)
 
     def has(self, entry_id: str) -> bool:
@@ -95,7 +101,7 @@ class Network:
         self.jobs.pop(int(entry_id), None)
 
     def num_entries(self, stream: str) -> int:
-        return len(self.jobs)
+        return sum(each.stream == stream for each in self.jobs.values())
 
     def lose_redis(self) -> None:
         """It comes back empty. What is on its way to it is sent again."""
@@ -103,10 +109,14 @@ class Network:
             del self.queues[way]
         self.jobs.clear()
         self.keys.clear()
+        self.places.clear()
         self.flights.flights.clear()
 
-    def publish(self, sender: str, stream: str, message: Message) -> None:
+    def publish(self, sender: str, stream: str, message: Message, remaining_ms: int | None = None) -> None:
         assert type(message) in BUS_MESSAGES
+        if isinstance(message, TransferOrder):
+            assert remaining_ms is not None, "a transfer without an end"
+            self.order_ends[message.transfer_id] = self.now() + remaining_ms / 1000
         kind, receiver = stream.rsplit(":", 2)[-2:]
         self.send((sender, receiver, kind), message)
 
@@ -144,7 +154,7 @@ class AsyncBusModel:
         blob: bytes | None = None,
     ) -> None:
         if self.network is not None:
-            self.network.publish(self._sender, stream, message)
+            self.network.publish(self._sender, stream, message, remaining_ms)
 
     async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         for stream, fields in entries:
@@ -165,8 +175,8 @@ class ThreadedBusModel:
         self._network.publish(self._sender, stream, message)
 
 
-def party(name: str) -> Party:
-    """Of an instance or a store's client."""
+def party(name: str, message: Message) -> Party:
+    """Of an instance or a store's client, that sends or gets this."""
     instance, _, part = name.partition("/")
     match instance.rsplit("-", 1)[0], part.startswith("worker"):
         case "encoder", is_worker:
@@ -175,6 +185,9 @@ def party(name: str) -> Party:
             return Party.PREFILL_DECODE_WORKER if is_worker else Party.PREFILL_DECODE
         case "gateway", _:
             return Party.GATEWAY
+        case "agent", _:
+            is_target = isinstance(message, Reserve | Seal | Cancel)
+            return Party.TARGET_AGENT if is_target else Party.SOURCE_AGENT
     return Party.CACHE_STORE
 
 
@@ -191,5 +204,7 @@ def step_of(channel: Channel, sender: str, receiver: str, message: Message) -> s
     """
     if isinstance(message, Ping):
         return "ping"  # of a session that resumes, in place of a command that needs no answer any more
+    if isinstance(message, Lookup):
+        return "lookup"
     variant = getattr(message, "decision", None) or getattr(message, "outcome", None)
-    return _BY_KEY[channel, party(sender), party(receiver), type(message), variant]
+    return _BY_KEY[channel, party(sender, message), party(receiver, message), type(message), variant]

@@ -1,14 +1,16 @@
 """The real store's logic, its clients' real session state, and FIFO queues between them."""
 
+import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from tests.support.protocol_world.network import STORE, step_of
 from tests.support.protocol_world.virtual_loop import CLOCK
 from triptych_cache_store.core.store_core import StoreCore
+from triptych_cache_store.entries.entry_table import Entry
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.testing import core_on
@@ -26,6 +28,7 @@ from triptych_common.protocol.store import (
     Welcome,
     WriterLost,
 )
+from triptych_common.region.fence import Place, StaleReservationError, check_reservation
 from triptych_common.region.layout import RegionLayout
 from triptych_common.store_session.resumption import Request
 from triptych_common.store_session.session_state import SessionState
@@ -52,6 +55,7 @@ class ClientSession:
         self.unsent: list[Request[Any]] = []
         self.is_connected = False
         self.is_over = False
+        self.awaits_done = False  # it goes on when a command is carried out
         self.held: set[int] = set()  # pins that were received, and not given back
         self._store = store
         self._new_future = new_future
@@ -124,19 +128,46 @@ class ClientSession:
         self.is_connected = False
 
 
+class PlayedMapping:
+    """`RegionMapping` of one process: of the region that the store had when its session began."""
+
+    writable = True
+
+    def __init__(self, region: bytearray, layout: RegionLayout) -> None:
+        self._region = memoryview(region)
+        self.layout = layout
+        self.num_bytes = len(region)
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        return self._region[offset : offset + num_bytes]
+
+    def write(self, order: Place, content: bytes) -> None:
+        """As an encoder's worker does: nothing, where the reservation has ended."""
+        with contextlib.suppress(StaleReservationError):
+            check_reservation(cast("Any", self), order, len(content))
+            self.view(order.offset, len(content))[:] = content
+
+
 class StoreActor:
     """One store, restarted in place."""
 
-    name = STORE
-
     def __init__(
-        self, num_blocks: int, num_reserve_blocks: int, hashes: list[str], coverage: Counter[str]
+        self,
+        num_blocks: int,
+        num_reserve_blocks: int,
+        hashes: list[str],
+        coverage: Counter[str],
+        name: str = STORE,
+        has_bytes: bool = False,
     ) -> None:
+        """`has_bytes`: its region has the bytes of entries, too, and not their headers alone."""
+        self.name = name
         self.layout = RegionLayout(BLOCK_BYTES, num_blocks, num_pin_records=48, num_client_slots=16)
         self.limits = Limits(num_reserve_blocks=num_reserve_blocks)
         self.coverage = coverage
         self.sessions: dict[SessionId, ClientSession] = {}  # connections, also those whose client is gone
         self.waiting: set[tuple[str, str]] = set()  # (client, mm_hash): refused for want of space
+        self._has_bytes = has_bytes
         self._past_evictions = 0
         self._hashes = {mm_hash: index + 1 for index, mm_hash in enumerate(hashes)}
         self._clients: dict[str, int] = {}
@@ -153,11 +184,14 @@ class StoreActor:
         if self._generation > 1:
             self._past_evictions += self.core.space.num_evictions
         if not keeps_region:
-            self._region = bytearray(self.layout.entries_offset + 256 * self.layout.num_blocks)
+            num_bytes = self.layout.entries_offset + 256 * self.layout.num_blocks
+            if self._has_bytes:
+                num_bytes = self.layout.data_offset + BLOCK_BYTES * self.layout.num_blocks
+            self.region = bytearray(num_bytes)
             self._region_id += 1
             self._slots = {}
         self.core = core_on(
-            self._region,
+            self.region,
             self.layout,
             generation=self._generation,
             limits=self.limits,
@@ -166,7 +200,7 @@ class StoreActor:
             now=CLOCK.now,
         )
         state = self.core.state
-        state.identity = replace(state.identity, region_id=f"region-{self._region_id}")
+        state.identity = replace(state.identity, store=self.name, region_id=f"region-{self._region_id}")
 
     def restart(self, *, keeps_region: bool) -> None:
         """Killed, and started again. What was on its way in either direction is lost."""
@@ -233,6 +267,14 @@ class StoreActor:
     def reap(self) -> None:
         self._send(self.core.reap(CLOCK.now))
 
+    def map_region(self) -> "PlayedMapping | None":
+        """None: there are no bytes."""
+        return PlayedMapping(self.region, self.layout) if self._has_bytes else None
+
+    def read(self, entry: Entry) -> bytes:
+        offset = self.core.state.offset_of(entry)
+        return bytes(self.region[offset : offset + entry.spec.num_bytes])
+
     def evict(self, mm_hash: str) -> None:
         """As an operator does, or pressure from others."""
         entry = self.core.space.sealed_unpinned(mm_hash)  # type: ignore[arg-type]
@@ -245,9 +287,9 @@ class StoreActor:
             session = self.sessions.get(session_id)
             if session is not None and session.is_connected:
                 session.from_store.append(reply)
-        for session in self.sessions.values():  # no client waits for a `Done`: it changes nothing
-            while session.from_store and isinstance(session.from_store[0], Done):
-                session.receive_push()
+        for session in self.sessions.values():
+            while not session.awaits_done and session.from_store and isinstance(session.from_store[0], Done):
+                session.receive_push()  # it changes nothing
 
     def _hash_of(self, command: StoreCommand) -> int:
         mm_hash = getattr(command, "mm_hash", None)

@@ -11,7 +11,7 @@ import random as real_random
 import sys
 import time as real_time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4 as real_uuid4
@@ -66,6 +66,13 @@ def whole_frame(message: Any, seq: int | None = None) -> Any:
     return message if seq is None else message.model_copy(update={"seq": seq})
 
 
+SESSION_STAND_INS = (
+    (session_state, "frame", whole_frame),
+    (session_state, "decode_reply", whole_frame),
+    (session_state, "FrameDecoder", WholeFrames),
+)
+
+
 class Longest:
     """Stands in for `random`, which only varies waits: all of them are the longest."""
 
@@ -79,22 +86,24 @@ else:
     EventLoop = asyncio.AbstractEventLoop
 
 CLOCK, LONGEST = Clock(), Longest()
-PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "tenacity")
+PACKAGES = (
+    "triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "triptych_cache_store", "tenacity",
+)  # fmt: skip
 
 
 @contextmanager
-def virtual_time() -> Iterator[None]:
+def virtual_time(stand_ins: Iterable[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     """In our packages `time`, `uuid4` and `random` are the model's, which repeat themselves exactly.
 
     And the store's sessions write and read messages as they are.
+
+    Args:
+        stand_ins: what else stands in for something: module, name, what stands there.
     """
-    undo: list[tuple[Any, str, Any]] = [
-        (session_state, name, getattr(session_state, name))
-        for name in ("frame", "decode_reply", "FrameDecoder")
-    ]
-    session: Any = session_state
-    session.frame = session.decode_reply = whole_frame
-    session.FrameDecoder = WholeFrames
+    undo: list[tuple[Any, str, Any]] = []
+    for place, name, stand_in in (*SESSION_STAND_INS, *stand_ins):
+        undo.append((place, name, getattr(place, name)))
+        setattr(place, name, stand_in)
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] not in PACKAGES:
             continue
@@ -144,6 +153,8 @@ class VirtualLoop(EventLoop):  # type: ignore[misc]
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
+
+    call_soon_threadsafe = call_soon  # threads are played: they run when the world lets them
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         return self.call_at(CLOCK.now + delay, callback, *args, context=context)

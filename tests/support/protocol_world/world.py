@@ -6,15 +6,16 @@ same state.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.flight_model import OVER
 from tests.support.protocol_world.checks import Checks
-from tests.support.protocol_world.config import FAULTS, STAGE_FAULTS, Config, Key
+from tests.support.protocol_world.config import ALL_FAULTS, Config, Key
 from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError
 from tests.support.protocol_world.encoder import EncoderActor
 from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
-from tests.support.protocol_world.network import Network, Way, step_of
+from tests.support.protocol_world.network import STORE, Network, Way, step_of
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.vllm_connector.fake_engine import mm_hash
@@ -33,10 +34,13 @@ class World(Checks):
         self.hashes = [mm_hash(index + 1) for index in range(len(config.rows))]
         self.rows = dict(zip(self.hashes, config.rows, strict=True))
         self.network = Network(CLOCK.monotonic)
-        self.store = StoreActor(config.num_blocks, config.num_reserve_blocks, self.hashes, self.coverage)
+        self.stores = self._new_stores()
+        self.store = next(iter(self.stores.values()))
         self.encoders = {
-            name: EncoderActor(name, self.network, self.store, self.rows, config.num_slots)
-            for name in (f"encoder-{index}" for index in range(config.num_encoders))
+            name: EncoderActor(
+                name, self.network, self._store_at(config.encoders_at, index), self.rows, config.num_slots
+            )
+            for index, name in enumerate(f"encoder-{index}" for index in range(config.num_encoders))
         }
         self.consumers = self._new_consumers()
         self.gateways = self._new_gateways()
@@ -49,12 +53,24 @@ class World(Checks):
         self.num_takeovers = 0
         self.num_owned_waits = 0  # times that nothing could happen until the wait's owner looked again
         self.num_lost_entries = 0
-        self.num_steps = 0
+        self.path: list[Key] = []  # steps that were taken
         self.last_actor = ""
+
+    def _new_stores(self) -> dict[str, StoreActor]:
+        config = self.config
+        return {STORE: StoreActor(config.num_blocks, config.num_reserve_blocks, self.hashes, self.coverage)}
+
+    def _store_at(self, places: tuple[int, ...], index: int) -> StoreActor:
+        return list(self.stores.values())[places[index]] if places else self.store
 
     def _new_consumers(self) -> dict[str, ConsumerActor]:
         names = [f"pd-{index}" for index in range(self.config.num_consumers)]
-        return {name: ConsumerActor(name, self.network, self.store, self.config) for name in names}
+        return {
+            name: ConsumerActor(
+                name, self.network, self._store_at(self.config.consumers_at, index), self.config
+            )
+            for index, name in enumerate(names)
+        }
 
     def _new_gateways(self) -> dict[str, GatewayActor]:
         names = [f"gateway-{index}" for index in range(self.config.num_gateways)]
@@ -83,8 +99,8 @@ class World(Checks):
     def take(self, key: Key) -> None:
         """Take a step that is enabled."""
         self.coverage[key.kind] += 1
-        self.num_steps += 1
-        if key.kind in FAULTS or key.kind in STAGE_FAULTS:
+        self.path.append(key)
+        if key.kind in ALL_FAULTS:
             self.faults[key.kind] += 1
         getattr(self, f"_do_{key.kind}")(key)
         if self.config.is_coarse:
@@ -99,11 +115,12 @@ class World(Checks):
         moved = True
         while moved:
             moved = False
-            for session_id in self.store.busy:
-                session = self.store.sessions[session_id]
-                if session.client.startswith("encoder") or isinstance(session.to_store[0], Unpin | None):
-                    self.store.run_next(session_id)
-                    moved = True
+            for store in self.stores.values():
+                for session_id in store.busy:
+                    session = store.sessions[session_id]
+                    if session.client.startswith("encoder") or isinstance(session.to_store[0], Unpin | None):
+                        store.run_next(session_id)
+                        moved = True
             for name, item in self._scripts():
                 self._run_script(name, item)
                 moved = True
@@ -138,7 +155,7 @@ class World(Checks):
             (self.encoders.get(receiver) or self.consumers[receiver]).receive(message)
 
     def _do_command(self, key: Key) -> None:
-        self.store.run_next(int(key.what))  # type: ignore[arg-type]
+        self._store_of(key.subject).run_next(int(key.what))  # type: ignore[arg-type]
 
     def _do_redis(self, key: Key) -> None:
         self._run_script(key.subject, key.what)
@@ -151,12 +168,16 @@ class World(Checks):
             self.check_wanted(mm_hash)
 
     def _do_push(self, key: Key) -> None:
-        engine = self._engine(key.subject.split("/")[0])
         session = self._session(key.subject)
-        if isinstance(engine, EncoderActor):
-            engine.loop.run(session.receive_push)
+        self._in_process(key.subject, session.receive_push)
+
+    def _in_process(self, client: str, action: Callable[[], None]) -> None:
+        """As the process of that client does it: in its event loop, if it has one."""
+        loop = getattr(self._engine(client.split("/")[0]), "loop", None)
+        if loop is None:
+            action()
         else:
-            session.receive_push()
+            loop.run(action)
 
     def _do_job(self, key: Key) -> None:
         if key.how == "takeover":
@@ -178,7 +199,7 @@ class World(Checks):
             self.consumers[key.subject].must_end = True
 
     def _do_reap(self, key: Key) -> None:
-        self.store.reap()
+        self.stores[key.subject].reap()
 
     def _do_start(self, key: Key) -> None:
         (self.gateways.get(key.subject) or self._engine(key.subject)).start()
@@ -187,11 +208,8 @@ class World(Checks):
         self._engine(key.subject).crash()
 
     def _do_reconnect(self, key: Key) -> None:
-        engine, session = self._engine(key.subject.split("/")[0]), self._session(key.subject)
-        if isinstance(engine, EncoderActor):
-            engine.loop.run(lambda: self.store.connect(session))
-        else:
-            self.store.connect(session)
+        session = self._session(key.subject)
+        self._in_process(key.subject, lambda: self._store_of(key.subject).connect(session))
 
     def _do_time(self, key: Key) -> None:
         flights = self.network.flights.flights.values()
@@ -201,7 +219,7 @@ class World(Checks):
 
     def _asks_again(self, when: float | None) -> bool:
         """The store was full, and an encoder asks it again then."""
-        waiting = {client.split("/")[0] for client, _ in self.store.waiting}
+        waiting = {client.split("/")[0] for store in self.stores.values() for client, _ in store.waiting}
         return any(
             name in waiting and encoder.next_timer() == when for name, encoder in self.encoders.items()
         )
@@ -240,11 +258,12 @@ class World(Checks):
         self.crashed.add(key.subject)
 
     def _do_restart_store(self, key: Key) -> None:
-        self.store.restart(keeps_region=True)
+        self.stores[key.subject].restart(keeps_region=True)
 
     def _do_lose_region(self, key: Key) -> None:
-        self.num_lost_entries += self.store.core.table.num_entries
-        self.store.restart(keeps_region=False)
+        store = self.stores[key.subject]
+        self.num_lost_entries += store.core.table.num_entries
+        store.restart(keeps_region=False)
 
     def _do_cancel(self, key: Key) -> None:
         self.coverage["disconnect"] += 1
@@ -291,10 +310,14 @@ class World(Checks):
         self.consumers[key.subject].change_prefix(key.what)
 
     def _do_evict(self, key: Key) -> None:
-        self.store.evict(key.what)
+        self.stores[key.subject].evict(key.what)
 
     def _engine(self, name: str) -> EncoderActor | ConsumerActor:
         return self.encoders.get(name) or self.consumers[name]
+
+    def _store_of(self, client: str) -> StoreActor:
+        """That the client has a session with."""
+        return self._engine(client.split("/")[0]).store
 
     def _session(self, client: str) -> ClientSession:
         engine = self._engine(client.split("/")[0])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.protocol_world.config import Config, Enabled, Key
+from tests.support.protocol_world.config import Enabled, Key
 from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
 from tests.support.protocol_world.network import DIGEST, Way
@@ -25,10 +25,6 @@ STEPS = {
 LEAVES_KV = ("cancel", "lose_read")
 """After these a KV cache may be kept until its lease ends; and after faults that may cost any time."""
 FAILURES = ("broken", "error")  # of what a request was sent: how an instance fails
-
-
-def new_world(config: Config) -> World:
-    return StageWorld(config) if config.num_decodes else World(config)
 
 
 class StageWorld(World):

@@ -34,7 +34,7 @@ class JobLeases:
         self._ledger = ledger
         self._instance = instance
         self._lease_s = lease_s
-        self._renewed: set[ActiveJob] = set()
+        self._renewed: dict[ActiveJob, None] = {}
         self.num_dropped = 0  # jobs that no requester waited for any more
         self.num_superseded = 0  # jobs that another encoder works on, or that another job replaced
 
@@ -98,11 +98,11 @@ class JobLeases:
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
         """Its lease is renewed meanwhile."""
-        self._renewed.add(job)
+        self._renewed[job] = None
         try:
             yield
         finally:
-            self._renewed.discard(job)
+            self._renewed.pop(job, None)
 
     async def fail_dead_letter(self, job: EncodeJob, envelope: Envelope, reason: str) -> None:
         """No encoder will try the job again, whichever had it: report that to the requesters."""

@@ -173,7 +173,8 @@ class EncodeOrders:
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
-        return [self._media_waits[each] for each in request_ids if each in self._media_waits]
+        """In one order, whatever that of a set is: the same messages lead to the same ones."""
+        return [self._media_waits[each] for each in sorted(request_ids) if each in self._media_waits]
 
     # ---- messages of encoders and prefill_decodes ------------------------------------------------
     async def on_encode_result(self, message: Message) -> None:
@@ -297,7 +298,8 @@ class EncodeOrders:
 
     def check_all(self) -> None:
         """Redis may have lost something: check all that is unanswered."""
-        unanswered = {*self.flight_requests, *(item.mm_hash for item in self.table if item.in_flight)}
+        in_flight = (item.mm_hash for item in self.table if item.in_flight)
+        unanswered = tuple(dict.fromkeys((*self.flight_requests, *in_flight)))
         self.queue.begin_round(unanswered)
         for mm_hash in unanswered:
             self._queue_step(mm_hash, check=True)

@@ -147,7 +147,7 @@ class TransferOrders:
                 self.table.leave(media_wait.request_id, (mm_hash, target))
 
     def _waits_of(self, transfer: Transfer) -> list[MediaWait]:
-        return [self._waits[each] for each in transfer.request_ids if each in self._waits]
+        return [self._waits[each] for each in sorted(transfer.request_ids) if each in self._waits]
 
     # ---- messages --------------------------------------------------------------------------------
     def on_result(self, message: Message) -> bool:

@@ -1,0 +1,135 @@
+"""The real gateway of several stores: `TransferOrders` with all behind it, `EncodeStores`, `ItemPlaces`.
+
+What it knows of instances is the registry as it was last read: the world decides when it is read again.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+from tests.support.protocol_world.gateway import METRICS, GatewayActor
+from tests.support.protocol_world.network import AsyncBusModel, Network
+from triptych_common.coordination import NotedPlace
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import InstanceRecord, Message
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.item_places import ItemPlaces
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.transfers.directory_notes import DirectoryNotes
+from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.link_rates import LinkRates
+from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
+
+MAX_TRANSFERS = 3  # `max_transfer_attempts`
+GRACE_S = 2.0  # `transfer_grace_s`
+
+ListRecords = Callable[[], Sequence[InstanceRecord]]
+
+
+class DirectoryModel:
+    """`EntryDirectory` of one process. Redis answers at once: what it says is old at any time."""
+
+    def __init__(self, bus: AsyncBusModel) -> None:
+        self._bus = bus
+
+    @property
+    def _places(self) -> dict[MmHash, tuple[EntryPlace, ...]]:
+        return {} if self._bus.network is None else self._bus.network.places
+
+    async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
+        return {each: self._places[each] for each in mm_hashes if each in self._places}
+
+    async def add(self, noted: Sequence[NotedPlace]) -> None:
+        for each in noted:
+            others = [old for old in self._places.get(each.mm_hash, ()) if old.store != each.place.store]
+            self._places[each.mm_hash] = (each.place, *others)
+
+    async def remove(self, noted: Sequence[NotedPlace]) -> None:
+        for each in noted:
+            gone = (each.place.store, each.place.generation)
+            left = [old for old in self._places.get(each.mm_hash, ()) if (old.store, old.generation) != gone]
+            self._places.pop(each.mm_hash, None)
+            if left:
+                self._places[each.mm_hash] = tuple(left)
+
+
+class TransferGateway(GatewayActor):
+    """One gateway. `list_records`: the registry's, now."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        is_reachable: Any,
+        max_attempts: int,
+        list_records: ListRecords,
+    ) -> None:
+        self._list_records = list_records
+        super().__init__(name, network, is_reachable, max_attempts)
+
+    def _find_stores(self) -> tuple[EncodeStores, ItemPlaces]:
+        self.view = RegistryView(cast("Any", self), 1.0)
+        self.read_registry()
+        self.fabric, self.rates = FabricView(self.view), LinkRates()
+        stores = EncodeStores(
+            lambda: self.view.records, link=LinkDefaults(), measured_s=self.rates.measured_s
+        )
+        return stores, ItemPlaces(lambda: self.fabric.are_apart)
+
+    def start(self) -> None:
+        super().start()
+        self.transfers = TransferOrders(
+            bus=self.bus,
+            gateway=self.name,
+            fabric=self.fabric,
+            orders=self.orders,
+            notes=DirectoryNotes(cast("Any", DirectoryModel(self.bus)), 5.0),
+            rates=self.rates,
+            limits=TransferLimits(max_attempts=MAX_TRANSFERS, grace_s=GRACE_S, publish_timeout_s=5.0),
+            metrics=METRICS,
+        )
+        transfers = self.transfers  # its tasks, as `run` has them
+        for work in (transfers._follow_places(), transfers._notes.run()):
+            self.loop.run(partial(self.loop.create_task, work))
+        self.loop.run(lambda: self.loop.keep_up(transfers._follow_time(), self._has_to_follow))
+
+    def _has_to_follow(self) -> bool:
+        """Is something ordered, or due?"""
+        table = self.transfers.table
+        return bool(table.num_ordered) or table.next_due() != float("inf")
+
+    # ---- the registry ----------------------------------------------------------------------------
+    async def list_instances(self) -> Sequence[InstanceRecord]:
+        """As `Registry`."""
+        return self._list_records()
+
+    def read_registry(self) -> None:
+        def read() -> None:
+            self.loop.create_task(self.view.refresh())
+
+        self.loop.run(read)
+
+    @property
+    def is_outdated(self) -> bool:
+        """The registry is not what was read."""
+        return self.view.records != tuple(self._list_records())
+
+    # ---- one request -----------------------------------------------------------------------------
+    @asynccontextmanager
+    async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
+        media_wait.entry_places.update(await self.transfers.places.read(media_wait.mm_hashes))
+        async with super()._open_wait(media_wait):
+            with self.transfers.hold(media_wait):
+                yield
+
+    async def _bring(self, media_wait: MediaWait, name: str) -> None:
+        record = next((each for each in self._list_records() if each.instance == name), None)
+        if record is not None:  # else it cannot be reached
+            await self.transfers.bring(media_wait, record)
+
+    async def _on_result(self, message: Message) -> None:
+        if not self.transfers.on_result(message):
+            await super()._on_result(message)
