@@ -28,4 +28,4 @@ def _noted_call(
     return _call(self, processor, data, *args, **kwargs)
 
 
-InputProcessingContext.call_hf_processor = _noted_call  # type: ignore[method-assign]
+InputProcessingContext.call_hf_processor = _noted_call
