@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 
 from tests.support.families.answers import TokenAnswer, answers_to, difference
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.engine
 
 NUM_PARTS = 3
 NUM_CLIENTS = 4
+ENGINES = ("encoder-0", "prefill_decode-0")
 LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
 
 
@@ -78,7 +80,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
+def test_answers_equal_those_of_one_engine(name: str, alone: Alone, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
     model = family_folder(name)
     bodies = [question.body(model.name) for question in family_questions(FAMILIES[name])]
     with running_system(
@@ -87,10 +90,13 @@ def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
         model=model,
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",
         is_forked=True,
+        PROCESSING_CALLS=str(calls),
     ) as system:
+        calls.unlink(missing_ok=True)  # at their start engines process items of their own
         got = answers_to(system, bodies, NUM_CLIENTS)
         again = answers_to(system, bodies, NUM_CLIENTS)  # everything is known by now
         towers = layers_not_loaded(system)
+        processed = {service: processed_by(system, service, calls) for service in ENGINES}
     expected = alone.answers(name)
     wrong = [
         f"{time}: {number}: {why}"
@@ -99,7 +105,18 @@ def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
         if (why := difference(want, answer))
     ]
     assert not wrong, "\n".join(wrong)
-    assert towers, "prefill_decode has loaded a tower"
+    assert FAMILIES[name].towers, "nothing is known of its towers"
+    assert set(towers) >= FAMILIES[name].towers, "prefill_decode has loaded a tower"
+    assert processed["encoder-0"], "no call of the model's processor was noted"
+    assert processed["prefill_decode-0"] == [], "prefill_decode has preprocessed media"
+
+
+def processed_by(system: System, service: str, calls: Path) -> list[str]:
+    """The kinds of media that any of its processes has given to the model's processor, call by call."""
+    host = psutil.Process(system.service_pid(service))
+    pids = {host.pid, *(child.pid for child in host.children(recursive=True))}
+    lines = [line.split(" ", 1) for line in calls.read_text().splitlines()] if calls.exists() else []
+    return [kinds for pid, kinds in lines if int(pid) in pids]
 
 
 def layers_not_loaded(system: System) -> list[str]:

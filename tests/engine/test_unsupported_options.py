@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.real.system import MODEL
-from triptych_vllm_connector.host.engine_options import UnsupportedOptionError, check_engine_options
+from triptych_common.protocol.messages import Role
+from triptych_vllm_connector.host.engine_options import (
+    UndividedModelError,
+    UnsupportedOptionError,
+    check_division,
+    check_engine_options,
+)
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -95,3 +101,21 @@ def test_a_service_ends_at_its_start_and_says_why(service: str, redis_url: str, 
     assert "--data-parallel-size cannot be above 1" in said
     assert "not_owner" not in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_encoder_decoder_model_is_not_divided(role: Role, tmp_path: Path) -> None:
+    """By its configuration alone: nothing is loaded."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", "is_encoder_decoder": True}))
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--model={tmp_path}"])
+    if role is Role.ENCODE_PREFILL_DECODE:
+        check_division(args, role)
+        return
+    with pytest.raises(UndividedModelError, match="TRIPTYCH_ROLE=encode-prefill-decode"):
+        check_division(args, role)
+
+
+def test_other_models_are_divided(tmp_path: Path) -> None:
+    for model in (str(MODEL), str(tmp_path)):  # of the last one, which is none, vLLM says so
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--model={model}"])
+        check_division(args, Role.PREFILL_DECODE)

@@ -1,8 +1,11 @@
 """Records of items that no model made."""
 
+import io
 from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+
+from PIL import Image
 
 from triptych_common.protocol.item_record import (
     Batching,
@@ -35,3 +38,15 @@ def grid_of_record(record: ItemRecord) -> list[float]:
     if not isinstance(field.value, tuple):
         raise TypeError("not a record of `item_record`")
     return list(field.value)
+
+
+def grid_of_media(media: bytes, modality: Modality) -> tuple[int, int, int]:
+    """What fakes make of an item: an image's pixels, of other media their bytes.
+
+    Raises:
+        Exception: whatever Pillow makes of bytes that are no image.
+    """
+    if modality is not Modality.IMAGE:
+        return 1, 1, len(media)
+    with Image.open(io.BytesIO(media)) as image:
+        return 1, image.height, image.width

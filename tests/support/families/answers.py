@@ -11,7 +11,7 @@ import httpx
 
 from tests.support.families.folders import family_folder
 from tests.support.families.questions import FamilyQuestion
-from tests.support.families.registry import FAMILIES
+from tests.support.families.registry import ALL_FAMILIES
 from tests.support.real.system import Server, running_monolith
 
 TIMEOUT_S = 120
@@ -77,7 +77,7 @@ def family_monolith(name: str, log_folder: Path, *options: str) -> Iterator[Serv
     One engine takes 2.6 GiB: end it before the next one is started.
     """
     model = family_folder(name)
-    with running_monolith(log_folder, *FAMILIES[name].engine_options, *options, model=model) as server:
+    with running_monolith(log_folder, *ALL_FAMILIES[name].engine_options, *options, model=model) as server:
         yield server
 
 

@@ -24,10 +24,12 @@ class Family:
     Args:
         make: writes the model folder. It imports torch and transformers.
         limits: how many items of a kind a request may have; what is not named is not taken.
+        towers: the parts of vLLM's model that make embeddings of media, which a prefill_decode does without.
     """
 
     make: Callable[[Path], None]
     limits: Mapping[MediaKind, int]
+    towers: frozenset[str] = frozenset()
 
     @property
     def engine_options(self) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.support.families.registry import FAMILIES
+from tests.support.families.registry import ALL_FAMILIES
 from tests.support.families.tokenizer import DEMO_TOKENIZER
 from tests.support.model_folders import made_once
 from triptych_cli.settings import CliSettings
@@ -22,7 +22,7 @@ def family_folder(name: str, cache: Path | None = None) -> Path:
     Raises:
         subprocess.CalledProcessError: it could not be made; the output says why.
     """
-    if name not in FAMILIES:
+    if name not in ALL_FAMILIES:
         raise KeyError(name)
     cache = cache or CliSettings().state_dir / "test-models"
     return made_once(cache / f"{name}-{_digest()}", lambda folder: _make(name, folder))

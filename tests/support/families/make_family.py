@@ -8,12 +8,12 @@ Run by `folders`.
 import sys
 from pathlib import Path
 
-from tests.support.families.registry import FAMILIES
+from tests.support.families.registry import ALL_FAMILIES
 
 
 def main() -> None:
     name, folder = sys.argv[1:]
-    FAMILIES[name].make(Path(folder))
+    ALL_FAMILIES[name].make(Path(folder))
 
 
 if __name__ == "__main__":

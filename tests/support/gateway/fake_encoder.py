@@ -1,16 +1,14 @@
 """FAKE: an encoder that follows the protocol and computes nothing. Real ones are tested in tests/engine."""
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
-from PIL import Image
 
 from tests.support.gateway.serving import DIGEST, MODEL
-from tests.support.item_records import IMAGE_LIMITS, item_record
+from tests.support.item_records import IMAGE_LIMITS, grid_of_media, item_record
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, StartResult
 from triptych_common.domain.hashing import entry_hashes
@@ -23,6 +21,7 @@ from triptych_common.protocol.messages import (
     FailureKind,
     InstanceRecord,
     Message,
+    Modality,
     Requester,
     Role,
     requester_key,
@@ -37,7 +36,10 @@ MAX_RECORD_TOKENS = 4096  # nobody renders them here
 
 @dataclass
 class FakeEncoder:
-    """Takes jobs; the sizes are the picture's size; 'the tensor' is the mm_hash in `sealed`."""
+    """Takes jobs; the sizes are the picture's size, or the number of another item's bytes.
+
+    'The tensor' is the mm_hash in `sealed`.
+    """
 
     bus: AsyncBus
     name: str = "encoder-0"
@@ -61,6 +63,7 @@ class FakeEncoder:
     on_reserve: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None  # before metadata are sent
     on_seal: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None
     pieces: int = 1  # of each item
+    item_limits: Mapping[Modality, int] = field(default_factory=lambda: IMAGE_LIMITS)
 
     def __post_init__(self) -> None:
         self.before_start.set()
@@ -74,7 +77,7 @@ class FakeEncoder:
             role=Role.ENCODE,
             model=MODEL,
             namespace_digest=self.digest,
-            item_limits=dict(IMAGE_LIMITS),
+            item_limits=dict(self.item_limits),
             store=self.store,
             num_slots=16,
         )
@@ -142,8 +145,7 @@ class FakeEncoder:
             return
         self.media.append(media)
         try:
-            with Image.open(io.BytesIO(media)) as image:
-                width, height = image.size
+            _, height, width = grid_of_media(media, job.modality)
         except Exception:  # Pillow fails at hostile bytes in many ways
             await self._fail(flights, job, FailureKind.BAD_MEDIA)
             return

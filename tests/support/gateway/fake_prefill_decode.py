@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
-from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.gateway.fake_messages import as_chat, as_message
 from tests.support.gateway.fake_responses import FakeResponses
 from tests.support.gateway.serving import DIGEST, MODEL, served
-from tests.support.item_records import grid_of_record
+from tests.support.item_records import grid_of_media, grid_of_record
 from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
@@ -299,7 +297,7 @@ class FakePrefillDecode:
             for message in _messages(body)
             if isinstance(message, dict) and isinstance(message.get("content"), list)
             for part in message["content"]
-            if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
+            if isinstance(part, dict) and part["type"].endswith(("_embeds", "_url"))
         ]
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
 
@@ -321,11 +319,11 @@ def _texts(body: dict[str, Any]) -> list[str]:
 
 def _grid(part: dict[str, Any], records: dict[str, Any]) -> list[float]:
     """Of the item's record, or of raw media: the same."""
-    if part["type"] == "image_embeds":
+    name: str = part["type"]
+    if name.endswith("_embeds"):
         return grid_of_record(ItemRecord.model_validate(records[part["uuid"]]))
-    media = base64.b64decode(part["image_url"]["url"].partition(",")[2])
-    with Image.open(io.BytesIO(media)) as image:
-        return [1, image.height, image.width]
+    media = base64.b64decode(part[name]["url"].partition(",")[2])
+    return [*grid_of_media(media, Modality(name.removesuffix("_url")))]
 
 
 async def _disconnected(request: Request) -> None:

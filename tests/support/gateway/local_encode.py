@@ -1,18 +1,28 @@
 """Local encodes: an instance with a vision tower, and no encoder."""
 
+from collections.abc import Mapping
+
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.system import System
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Modality, Role
 
 ANSWER = "1x8x8 word0 word1 word2"  # for one image of `image_bytes` in front of a text
 QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
 
 
-async def tower(system: System, name: str = "pd-tower", store: str | None = None) -> FakePrefillDecode:
-    """An instance that can encode, and the gateway knows it."""
-    stores_responses = system.prefill_decode.stores_responses
+async def tower(
+    system: System,
+    name: str = "pd-tower",
+    store: str | None = None,
+    item_limits: Mapping[Modality, int] | None = None,
+) -> FakePrefillDecode:
+    """An instance that can encode, and the gateway knows it. `item_limits` None: it says nothing of them."""
     instance = FakePrefillDecode(
-        name, role=Role.ENCODE_PREFILL_DECODE, stores_responses=stores_responses, store=store
+        name,
+        role=Role.ENCODE_PREFILL_DECODE,
+        stores_responses=system.prefill_decode.stores_responses,
+        store=store,
+        item_limits=dict(item_limits or {}),
     )
     await system.stack.enter_async_context(instance.running(system.bus))
     await system.refresh()

@@ -36,6 +36,11 @@ class MediaServer:
     def url(self, target: str = "/", scheme: str = "http", host: str | None = None) -> str:
         return f"{scheme}://{host or self.host}:{self.port}{target}"
 
+    def leading_to(self, url: str) -> str:
+        """A URL of this server that leads to `url` over two redirects."""
+        self.answers |= {"/first": redirecting(self.url("/second")), "/second": redirecting(url)}
+        return self.url("/first")
+
     @asynccontextmanager
     async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator["MediaServer"]:
         tasks: set[asyncio.Task[None]] = set()

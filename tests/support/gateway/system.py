@@ -1,7 +1,7 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,10 @@ import openai
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.serving import MODEL, QuietServer, served
+from tests.support.item_records import IMAGE_LIMITS
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.listeners import protocol_of
@@ -72,6 +74,7 @@ async def opened_system(
     fake: FakePrefillDecode | None = None,
     /,
     encoder_store: str = "store-0",
+    encoder_limits: Mapping[Modality, int] = IMAGE_LIMITS,
     **changes: Any,
 ) -> AsyncIterator[System]:
     """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
@@ -90,7 +93,9 @@ async def opened_system(
         bus = await stack.enter_async_context(
             await AsyncBus.connect(redis_url, settings.deployment, client_name="test")
         )
-        encoder = await stack.enter_async_context(FakeEncoder(bus, store=encoder_store).running())
+        encoder = await stack.enter_async_context(
+            FakeEncoder(bus, store=encoder_store, item_limits=encoder_limits).running()
+        )
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
         protocol = protocol_of(settings)

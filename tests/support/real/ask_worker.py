@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from triptych_encoder.encoding import AudioBounds, PreprocessLimits, VideoBounds
+from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
+from triptych_encoder.encoding import PreprocessLimits
 from triptych_encoder.engine.encode_engine import run_engine
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.domain.media_options import OptionRules
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import EncodeJob, FailureKind, Modality
@@ -38,25 +39,6 @@ class JobFailure(Exception):
 
 class EngineFailedError(TriptychError):
     """vLLM's engine is dead: this process must be restarted."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoBounds:
-    """What one video may cost."""
-
-    max_s: float  # how long it lasts
-    max_frame_pixels: int
-    max_pixels: int  # of all frames that are given to the model
-    max_file_pixels: int  # of all frames of the file: those in front of the last one are decoded, too
-    timeout_s: float  # to decode them
-
-
-@dataclass(frozen=True, slots=True)
-class AudioBounds:
-    """What one audio file may cost."""
-
-    max_s: float  # how long it lasts
-    max_bytes: int  # of its samples, decoded
 
 
 @dataclass(frozen=True)

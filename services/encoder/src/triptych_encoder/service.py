@@ -17,13 +17,14 @@ import httpx
 from triptych_common.bus import AsyncBus, Delivery, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
+from triptych_common.domain.media_bounds import AudioBounds
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import AudioBounds, Encoder, PreprocessLimits, VideoBounds
+from triptych_encoder.encoding import Encoder, PreprocessLimits
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
@@ -84,13 +85,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         max_image_pixels=settings.max_image_pixels,
         processor_options=settings.request_processor_options,
         media_options=settings.media_options,
-        video=VideoBounds(
-            max_s=settings.max_video_s,
-            max_frame_pixels=settings.max_image_pixels,
-            max_pixels=settings.max_video_pixels,
-            max_file_pixels=settings.max_video_file_pixels,
-            timeout_s=settings.preprocess_timeout_s,
-        ),
+        video=settings.video_bounds,
         audio=AudioBounds(settings.max_audio_s, settings.max_audio_bytes),
         timeout_s=settings.preprocess_timeout_s,
         num_pixels=settings.preprocess_pixels,

@@ -4,11 +4,11 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
-from triptych_common.runtime import MediaSettings, MetricsSettings
+from triptych_common.runtime import DecodingSettings, MetricsSettings
 from triptych_vllm_connector.config import TransportSetting
 
 
-class EncoderSettings(MediaSettings, MetricsSettings):
+class EncoderSettings(DecodingSettings, MetricsSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     config_section = "encoder"
@@ -35,21 +35,8 @@ class EncoderSettings(MediaSettings, MetricsSettings):
     engine_timeout_s: PositiveFloat = Field(
         default=60.0, description="an engine that has work and answers nothing for so long is restarted"
     )
-    max_image_pixels: PositiveInt = Field(
-        default=MAX_IMAGE_PIXELS, description="width times height of the largest image that is decoded"
-    )
-    max_video_s: PositiveFloat = Field(default=600.0, description="how long a video may last")
-    max_video_pixels: PositiveInt = Field(
-        default=256_000_000, description="of all frames of a video that are given to the model"
-    )
-    max_video_file_pixels: PositiveInt = Field(
-        default=16_000_000_000, description="of all frames of a video's file; most of them are decoded"
-    )
     max_audio_s: PositiveFloat = Field(default=600.0, description="how long audio may last")
     max_audio_bytes: PositiveInt = Field(default=256 << 20, description="of audio's samples, decoded")
-    preprocess_timeout_s: PositiveFloat = Field(
-        default=20.0, description="to decode and preprocess one item; then its job fails"
-    )
     preprocess_pixels: PositiveInt = Field(
         default=MAX_IMAGE_PIXELS, description="pixels of all images that are decoded and preprocessed at once"
     )

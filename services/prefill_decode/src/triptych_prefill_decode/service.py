@@ -53,7 +53,11 @@ from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
-from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
+from triptych_vllm_connector.host.engine_options import (
+    check_division,
+    check_engine_options,
+    prefill_decode_options,
+)
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
 from triptych_vllm_connector.host.kv_transfer import (
     announced_kv_transfer,
@@ -69,6 +73,7 @@ from triptych_vllm_connector.host.model_facts import item_limits, placeholder_to
 from triptych_vllm_connector.host.namespace import digest_of_model
 from triptych_vllm_connector.host.platform import FoundStore, has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
+from triptych_vllm_connector.host.video_reader import read_videos_within
 from triptych_vllm_connector.process_exit import end_quickly
 from triptych_vllm_connector.records.replaying import replay_records
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
@@ -111,11 +116,13 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     ]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
+    check_division(args, role)
     if kv_config is not None:
         check_kv_transfer(args.kv_transfer_config, kv_config, role)
     validate_parsed_serve_args(args)
     read_image_formats_only(settings.image_formats)
     read_audio_formats_only()
+    read_videos_within(settings.video_bounds)
     with contextlib.ExitStack() as held:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)

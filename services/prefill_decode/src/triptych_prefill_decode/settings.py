@@ -9,7 +9,7 @@ from triptych_common.cores.plan import CorePolicy
 from triptych_common.protocol.ids import Name
 from triptych_common.protocol.messages import Role
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
-from triptych_common.runtime import MediaSettings
+from triptych_common.runtime import DecodingSettings
 from triptych_vllm_connector.config import DecodeShare, Share, TransportSetting
 
 LanguageModelRole = Literal["prefill-decode", "encode-prefill-decode", "prefill", "encode-prefill", "decode"]
@@ -19,7 +19,7 @@ _WITH_TOWER = {
 }
 
 
-class PrefillDecodeSettings(MediaSettings):
+class PrefillDecodeSettings(DecodingSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     config_section = "prefill_decode"

@@ -35,7 +35,7 @@ LENGTH_9 = head(200, {"Content-Length": "9"})
 CHUNKED = head(200, {"Transfer-Encoding": "chunked"})
 BOMB = gzip.compress(bytes(10 << 20))
 
-# name: (answer, status and code, connections)
+# name: (answer, status and code, attempts)
 ANSWERS: dict[str, tuple[Answer, tuple[int, str], int]] = {
     "a body by drips": (repeating(OK, b"x", 0.02), TIMEOUT, 1),
     "headers by drips": (repeating(b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.02), TIMEOUT, 1),
@@ -89,17 +89,21 @@ ANSWERS: dict[str, tuple[Answer, tuple[int, str], int]] = {
 }
 
 
+@pytest.mark.parametrize("num_redirects", [0, 2])
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_its_bounds_hold(server: MediaServer, name: str) -> None:
-    answer, expected, num_connections = ANSWERS[name]
+async def test_its_bounds_hold(server: MediaServer, name: str, num_redirects: int) -> None:
+    """The same whether it is asked itself, or at the end of a chain; each attempt follows all of it."""
+    answer, expected, num_attempts = ANSWERS[name]
     server.answers["/private"] = answer
+    url = server.url("/private?signature=x")
     grown: list[int] = []
     async with fetching(max_attempts=2, timeout_s=0.6, chunk_timeout_s=0.2) as fetcher:
         began = time.monotonic()
-        error = await refusal(fetcher, server.url("/private?signature=x"), on_growth=grown.append)
+        asked = server.leading_to(url) if num_redirects else url
+        error = await refusal(fetcher, asked, on_growth=grown.append)
         assert code_of(error) == expected, error.message
         assert time.monotonic() - began < 10
-        assert server.num_connections == num_connections
+        assert server.num_connections == num_attempts * (1 + num_redirects)
         await until(lambda: not fetcher.downloads)
         if answer is not hanging:
             await until(lambda: not server.num_open)  # the connection was closed, whatever it still sent
@@ -148,13 +152,14 @@ async def test_what_a_server_is_told(server: MediaServer) -> None:
         }
 
 
-async def test_a_server_that_cannot_be_reached() -> None:
+async def test_a_server_that_cannot_be_reached(server: MediaServer) -> None:
     """A port that refuses, and one that takes no connection."""
     with socket.socket() as closed:
         closed.bind((SERVED, 0))
         async with fetching(max_attempts=2, connect_timeout_s=0.2, timeout_s=0.6) as fetcher:
             url = f"http://{SERVED}:{closed.getsockname()[1]}/"
-            assert code_of(await refusal(fetcher, url)) == FAILED
+            for asked in (url, server.leading_to(url)):
+                assert code_of(await refusal(fetcher, asked)) == FAILED
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind((SERVED, 0))
         full.listen(0)
@@ -162,10 +167,11 @@ async def test_a_server_that_cannot_be_reached() -> None:
             each.setblocking(False)
             each.connect_ex(full.getsockname())
         async with fetching(max_attempts=2, connect_timeout_s=0.2, timeout_s=1.0) as fetcher:
-            began = time.monotonic()
             url = f"http://{SERVED}:{full.getsockname()[1]}/"
-            assert code_of(await refusal(fetcher, url)) == TIMEOUT
-            assert time.monotonic() - began < 10
+            for asked in (url, server.leading_to(url)):
+                began = time.monotonic()
+                assert code_of(await refusal(fetcher, asked)) == TIMEOUT
+                assert time.monotonic() - began < 10
 
 
 async def test_slow_servers_keep_no_place_beyond_their_time(server: MediaServer) -> None:

@@ -38,18 +38,27 @@ async def test_trusted_where_the_operator_names_the_authority(authority: Authori
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize("fault", ["another name", "an address", "expired"])
-async def test_not_trusted(authority: Authority, fault: str) -> None:
+@pytest.mark.parametrize("is_chained", [False, True])
+@pytest.mark.parametrize("fault", ["another name", "an address", "expired", "another authority"])
+async def test_not_trusted(
+    authority: Authority, server: MediaServer, tmp_path: Path, fault: str, is_chained: bool
+) -> None:
+    """Neither where it is asked for nor at the end of a chain of redirects."""
+    plain = server
     until = NOW - DAY if fault == "expired" else NOW + DAY
     host = {"another name": "other.test", "an address": SERVED}.get(fault, "media.test")
+    (tmp_path / "other").mkdir()
+    signer = Authority.make(tmp_path / "other") if fault == "another authority" else authority
     async with (
-        secure().running(authority.server_context("media.test", until)) as server,
+        secure().running(signer.server_context("media.test", until)) as tls,
         fetching(names(), ca_file=authority.ca_file) as fetcher,
     ):
-        error = await refusal(fetcher, server.url(scheme="https", host=host))
+        url = tls.url(scheme="https", host=host)
+        error = await refusal(fetcher, plain.leading_to(url) if is_chained else url)
     assert code_of(error) == FAILED
     assert "certificate" in error.message
-    assert server.asked == []
+    assert tls.asked == []
+    assert [asked.target for asked in plain.asked] == ["/first", "/second"] * is_chained
 
 
 async def test_https_does_not_lead_to_http(authority: Authority, server: MediaServer) -> None:
@@ -66,8 +75,11 @@ async def test_https_does_not_lead_to_http(authority: Authority, server: MediaSe
 
 async def test_no_tls_where_it_is_asked_for(server: MediaServer) -> None:
     async with fetching() as fetcher:
-        assert code_of(await refusal(fetcher, server.url("/a.png", scheme="https"))) == FAILED
-    assert server.asked == []
+        url = server.url("/a.png", scheme="https")
+        assert code_of(await refusal(fetcher, url)) == FAILED
+        assert server.asked == []
+        assert code_of(await refusal(fetcher, server.leading_to(url))) == FAILED
+    assert {asked.target for asked in server.asked} == {"/first", "/second"}
 
 
 async def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None:

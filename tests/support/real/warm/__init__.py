@@ -13,6 +13,7 @@ messages         between the server and whoever asks it
 preload          in the server: what it imports, and the environment that counts while it does
 server           the process that forks, and what becomes of a forked one
 client           asks it; a process that it forked
+processing_calls in every process: notes calls of models' processors, for tests that count them
 patches          a forked launcher forks its supervisor, and that one its services
 engine_process   a forked service forks EngineCore
 """

@@ -33,6 +33,7 @@ MODULES = (
     "transformers.tokenization_mistral_common",
     "vllm.model_executor.models.qwen2_5_vl",
     "vllm.renderers.hf",
+    "tests.support.real.warm.processing_calls",
 )
 BY_LIBRARIES = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_")  # read before any Python
 BY_PYTHON = ("PYTHON",)

@@ -12,16 +12,15 @@ from PIL import Image
 
 from tests.support.hostile.images import saved
 from tests.support.item_records import grid_of_record, item_record
+from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_encoder.encoding import (
-    AudioBounds,
     BadMediaError,
     EngineFailedError,
     PreparedItem,
     PreprocessFailedError,
     PreprocessLimits,
-    VideoBounds,
 )
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered

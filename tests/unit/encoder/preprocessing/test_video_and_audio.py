@@ -15,9 +15,10 @@ from vllm.multimodal.media.audio import AudioMediaIO
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
+from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, Modality
-from triptych_encoder.encoding import AudioBounds, BadMediaError, PreprocessLimits, VideoBounds
+from triptych_encoder.encoding import BadMediaError, PreprocessLimits
 from triptych_encoder.preprocessing.media_decoders import MediaDecoders
 
 WIDTH, HEIGHT, NUM_FRAMES, FPS = 64, 48, 12, 4

@@ -53,6 +53,9 @@ def seconds(remote_s: float, local_s: float, *, is_measured: bool = True) -> Pre
         ("auto", {"has_encoder": False}, REMOTE, DecisionReason.ENCODER_RETURNS),
         ("remote", {"has_encoder": False}, REMOTE, DecisionReason.FORCED),
         ("auto", {"num_new_items": 0}, REMOTE, DecisionReason.IN_FLIGHT),
+        ("auto", {"is_predictable": False}, REMOTE, DecisionReason.FOR_ENCODERS),
+        ("auto", {"is_predictable": False, **ALONE}, LOCAL, DecisionReason.NO_ENCODER),
+        ("local", {"is_predictable": False}, LOCAL, DecisionReason.FORCED),
     ],
 )
 def test_rules(mode: DecisionMode, changes: dict[str, Any], way: EncodeWay, reason: DecisionReason) -> None:

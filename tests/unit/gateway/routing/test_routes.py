@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord, KvTransfer, Role
+from triptych_common.protocol.messages import InstanceRecord, KvTransfer, Modality, Role
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.pairs import fits, pairs_of, serving_of, towers_of
@@ -94,8 +94,9 @@ def test_an_adapter_needs_both_halves() -> None:
 
 def test_what_encodes_itself() -> None:
     records = [p(), record("ep", Role.ENCODE_PREFILL), d(), record("epd", Role.ENCODE_PREFILL_DECODE)]
-    assert [each.instance for each in towers_of(records, "m", DIGEST)] == ["epd", "ep"]
-    assert towers_of(records[1:2], "m", DIGEST) == ()
+    assert [each.instance for each in towers_of(records, "m", DIGEST, {Modality.IMAGE})] == ["epd", "ep"]
+    assert towers_of(records[1:2], "m", DIGEST, {Modality.IMAGE}) == ()
+    assert towers_of(records, "m", DIGEST, {Modality.IMAGE, Modality.VIDEO}) == ()
     raw = InstanceDemand("m", DIGEST, has_media=True, needs_tower=True)
     assert shown(choice(records[:3], raw).pick()) == ("ep", "d", "no_whole")
     assert fits(records[1], records[2])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.families.family import MediaKind
-from tests.support.families.registry import FAMILIES
+from tests.support.families.registry import ALL_FAMILIES, FAMILIES
 from tests.support.families.weights import renamed
 
 MAX_PARAMETERS = 5_000_000
@@ -16,7 +16,7 @@ MAX_PARAMETERS = 5_000_000
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp("families") / request.param
-    FAMILIES[request.param].make(made)
+    ALL_FAMILIES[request.param].make(made)
     return made
 
 
@@ -40,7 +40,7 @@ def output_name(folder: Path) -> str:
     return "embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
 
 
-@each_family
+@pytest.mark.parametrize("folder", ALL_FAMILIES, indirect=True)
 def test_vllm_has_its_architecture(folder: Path) -> None:
     from vllm.model_executor.models.registry import ModelRegistry
 

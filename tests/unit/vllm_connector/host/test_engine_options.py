@@ -85,9 +85,9 @@ def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
     assert ("--enforce-eager" in options) is not on_gpu
 
 
-def test_with_an_encoder_images_have_no_limit() -> None:
+def test_with_towers_media_have_no_limit() -> None:
     options = prefill_decode_options(config_with(has_encoder=True), "model", False, [])
-    assert option_value(options, "--limit-mm-per-prompt", "unset") == '{"video":0,"audio":0}'
+    assert option_value(options, "--limit-mm-per-prompt", "unset") == "unset"
     assert option_value(options, "--mm-processor-cache-gb", "unset") == "0"
 
 

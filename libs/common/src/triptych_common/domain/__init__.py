@@ -6,6 +6,7 @@ hashing        `mm_hash` of media, and namespace digests
 image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPEGs that cost too many passes
 containers     which files are video and audio, by their first bytes
 media_options  which options of a request callers may set
+media_bounds   what one video or sound may cost where it is decoded
 transports     the choice of a transport for an encoder and its prefill_decodes
 fair_turns     whose turn it is among classes and flows that wait for the same work
 transient      which exceptions are worth a retry

@@ -13,13 +13,14 @@ http_client     clients of other services
 
 from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.listening import ListenError, bind_tcp
-from triptych_common.runtime.media_settings import MediaSettings
+from triptych_common.runtime.media_settings import DecodingSettings, MediaSettings
 from triptych_common.runtime.metrics_settings import MetricsSettings
 from triptych_common.runtime.service import StopSignal, run_service
 from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
 
 __all__ = [
     "DRAINING_HEADER",
+    "DecodingSettings",
     "DrainGate",
     "DrainState",
     "ListenError",

@@ -7,6 +7,7 @@ result_fields           which of vLLM's options count for the digest
 model_snapshot          which files a model is made of, for the digest
 model_facts             what an engine announces of its model: media that it takes, tokens that stand for them
 image_reader            local encode: the image formats that vLLM's own reader may open
+video_reader            from a video's bytes to its sampled frames, within bounds
 audio_reader            the audio formats that it may open, none of which it guesses
 platform                what this machine offers: a GPU, the store's region
 budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget

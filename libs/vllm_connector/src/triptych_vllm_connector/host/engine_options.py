@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.config import ConnectorConfig
 
 _PACKAGE = "triptych_vllm_connector"
@@ -17,6 +18,10 @@ ENGINE_END_S = 5  # to send final acks, and to end its workers; by vLLM's defaul
 
 class UnsupportedOptionError(TriptychError):
     """An option that would break what the instances have agreed on."""
+
+
+class UndividedModelError(TriptychError):
+    """A model whose stages cannot be apart."""
 
 
 def _json(value: object) -> str:
@@ -87,9 +92,8 @@ def prefill_decode_options(
         f"--shutdown-timeout={ENGINE_END_S}",
         "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
     ]
-    # With limits of 0 no tower is loaded. Raw video and audio are not served.
-    limits = {"video": 0, "audio": 0} if config.has_encoder else {"image": 0, "video": 0, "audio": 0}
-    options.append("--limit-mm-per-prompt=" + _json(limits))
+    if not config.has_encoder:  # with limits of 0 no tower is loaded
+        options.append("--limit-mm-per-prompt=" + _json({"image": 0, "video": 0, "audio": 0}))
     return [*options, *kv_options, *passed_through]
 
 
@@ -102,6 +106,30 @@ def option_value(options: Sequence[str], name: str, default: str) -> str:
         elif option == name and index + 1 < len(options):
             value = options[index + 1]
     return value
+
+
+def check_division(args: Any, role: Role) -> None:
+    """Check that an instance of `role` can serve the model. `args`: vLLM's options, as parsed.
+
+    Raises:
+        UndividedModelError: it is an encoder-decoder model, and the role has not all of its stages.
+    """
+    from vllm.transformers_utils.config import get_config, is_encoder_decoder
+
+    if role is Role.ENCODE_PREFILL_DECODE:
+        return
+    try:
+        config = get_config(
+            args.model, args.trust_remote_code, args.revision, args.code_revision, args.config_format
+        )
+    except (ValueError, OSError):
+        return  # vLLM says the same with its own words
+    if is_encoder_decoder(config):
+        raise UndividedModelError(
+            f"{args.model} is an encoder-decoder model, whose stages cannot be apart: its decoder attends to "
+            "all of the encoder's output in every layer. Serve it by instances that do all of it: "
+            "TRIPTYCH_ROLE=encode-prefill-decode, `./triptych up --encode-prefill-decodes 1`"
+        )
 
 
 def check_engine_options(args: Any) -> None:

@@ -21,13 +21,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.protocol.messages import Compute, EncodeJob, Modality
+from triptych_common.protocol.messages import Compute, EncodeJob, Modality, Role
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem, PreprocessLimits
 from triptych_encoder.engine.video_pieces import VideoPieces
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
-from triptych_vllm_connector.host.engine_options import check_engine_options
+from triptych_vllm_connector.host.engine_options import check_division, check_engine_options
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_text
 from triptych_vllm_connector.records.positions import PositionCheck
 from triptych_vllm_connector.records.recording import ItemRecorder
@@ -193,6 +193,7 @@ async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncItera
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
+    check_division(args, Role.ENCODE)
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
     try:
         engine = EncodeEngine(llm, limits)

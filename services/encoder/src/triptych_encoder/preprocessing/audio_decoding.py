@@ -7,7 +7,8 @@ from typing import Any
 from vllm.multimodal.media.audio import load_audio
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, container_of
-from triptych_encoder.encoding import AudioBounds, BadMediaError
+from triptych_common.domain.media_bounds import AudioBounds
+from triptych_encoder.encoding import BadMediaError
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 
 

@@ -1,98 +1,15 @@
-"""From a video's bytes to its sampled frames: vLLM's own loaders, stopped before they cost too much.
+"""From a video's bytes to its sampled frames: vLLM's loaders, bounded (connector `host.video_reader`)."""
 
-Which frames are taken depends on the model, and vLLM knows it. It looks for the video's end, chooses frames,
-and decodes all of them up to the last one. What the file says of itself is looked at before; then the chosen
-frames are counted, and the time is watched while they are decoded.
-"""
-
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
-from vllm.multimodal.video_decoders import opencv
 
-from triptych_common.domain.containers import VIDEO_CONTAINERS, container_of
-from triptych_encoder.encoding import BadMediaError, VideoBounds
-
-MAX_FRAMES_PER_S = 240  # of the file; more is no camera's
-
-
-def _open_capture(data: bytes) -> Any:
-    """OpenCV's capture of a file in memory that has no name.
-
-    vLLM has it read from a Python buffer; there OpenCV 5 ends the process for some files that are damaged.
-
-    Raises:
-        ValueError: it cannot be opened.
-    """
-    file = os.memfd_create("video", os.MFD_CLOEXEC)
-    try:
-        with open(file, "wb", closefd=False) as writer:
-            writer.write(data)
-        capture = cv2.VideoCapture(f"/proc/self/fd/{file}", cv2.CAP_FFMPEG, [])
-    finally:
-        os.close(file)  # FFmpeg has opened it anew
-    if not capture.isOpened():
-        raise ValueError("the video cannot be opened")
-    return capture
-
-
-opencv.OpenCVVideoBackendMixin.open_video_capture = staticmethod(_open_capture)
-
-
-class _WatchedCapture:
-    """OpenCV's capture, whose frames are decoded until `deadline`, a monotonic second."""
-
-    def __init__(self, capture: Any, deadline: float) -> None:
-        self._capture = capture
-        self._deadline = deadline
-
-    def __getattr__(self, name: str) -> Any:
-        if time.monotonic() > self._deadline:
-            raise BadMediaError("the video takes too long to decode")
-        return getattr(self._capture, name)
-
-
-class _BoundedLoader:
-    """Mixin in front of one of vLLM's loaders."""
-
-    bounds: VideoBounds
-    deadline: float
-
-    @classmethod
-    def read_frames(cls, cap: Any, frame_indices: list[int], *args: Any, **kwargs: Any) -> Any:
-        if _num_pixels(cap) * len(frame_indices) > cls.bounds.max_pixels:
-            raise BadMediaError(f"the video's frames have more than {cls.bounds.max_pixels} pixels together")
-        watched = _WatchedCapture(cap, cls.deadline)
-        return super().read_frames(watched, frame_indices, *args, **kwargs)  # type: ignore[misc]
-
-
-def _num_pixels(cap: Any) -> int:
-    """Of a frame."""
-    return int(cap.get(cv2.CAP_PROP_FRAME_WIDTH)) * int(cap.get(cv2.CAP_PROP_FRAME_HEIGHT))
-
-
-def _check_file(media: bytes, bounds: VideoBounds) -> None:
-    """By what the file says of itself: nothing is decoded."""
-    cap = _open_capture(media)
-    try:
-        num_pixels, num_frames = _num_pixels(cap), int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
-        fps = cap.get(cv2.CAP_PROP_FPS)
-    finally:
-        cap.release()
-    if num_frames < 1:
-        raise BadMediaError("the video has no frames")
-    if num_frames > bounds.max_s * (min(fps, MAX_FRAMES_PER_S) if fps > 0 else MAX_FRAMES_PER_S):
-        raise BadMediaError(f"the video is longer than {bounds.max_s:g} s")
-    if not 0 < num_pixels <= bounds.max_frame_pixels:
-        raise BadMediaError(f"the video has no frames of 1 to {bounds.max_frame_pixels} pixels")
-    if num_pixels * num_frames > bounds.max_file_pixels:
-        raise BadMediaError(f"all of the video's frames have more than {bounds.max_file_pixels} pixels")
+from triptych_common.domain.media_bounds import VideoBounds
+from triptych_encoder.encoding import BadMediaError
+from triptych_vllm_connector.host.video_reader import VideoRefusedError, load_video
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +29,9 @@ class VideoDecoder:
             BadMediaError: no video that is decoded here, or one beyond the bounds.
             Exception: whatever decoders raise about a stranger's bytes.
         """
-        if container_of(media, VIDEO_CONTAINERS) is None:
-            raise BadMediaError("the bytes are not a video of a format that is decoded")
-        deadline = time.monotonic() + self.bounds.timeout_s
-        _check_file(media, self.bounds)
         backend = {} if self.backend is None else {"video_backend": self.backend}
         reader = VideoMediaIO(ImageMediaIO(image_mode="RGB"), **{**backend, **options})
-        loader = type(reader.video_loader)
-        bounded = {"bounds": self.bounds, "deadline": deadline}
-        reader.video_loader = type(loader.__name__, (_BoundedLoader, loader), bounded)()
-        return reader.load_bytes(media)
+        try:
+            return load_video(reader, media, self.bounds)
+        except VideoRefusedError as error:
+            raise BadMediaError(str(error)) from None

@@ -1,6 +1,6 @@
 """What is sent to an instance for one request, and to which instances it may go."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class Dispatch:
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
-    takes: Modality | None = None  # to an instance that takes raw items of this modality
+    takes: Set[Modality] = frozenset()  # to an instance that takes such raw items beside the request's media
     media_wait: MediaWait | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
     course: Course | None = None  # None: no media

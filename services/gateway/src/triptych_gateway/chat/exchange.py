@@ -375,7 +375,7 @@ class SoundExchange(Exchange[SoundRequest]):
             request,
             request.form,
             needs_tower=True,
-            takes=Modality.AUDIO,
+            takes=frozenset({Modality.AUDIO}),
             endpoint=self._endpoint,
             content_type=request.content_type,
         )

@@ -4,6 +4,7 @@ An instance that cannot be reached, or goes away before its first token, costs t
 but time: `routing.routes` gives the next route to try.
 """
 
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.pairs import announced
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
 from triptych_gateway.routing.variants import VariantReason
@@ -187,9 +189,11 @@ def demand_of(
     namespace_digest: str | None = None,
     *,
     needs_tower: bool = False,
-    takes: Modality | None = None,
+    takes: Set[Modality] = frozenset(),
 ) -> InstanceDemand:
     """What a request asks of instances. `namespace_digest` None: text only."""
+    if needs_tower:
+        takes = takes | announced({part.modality for part in request.media})
     name = undivided_field(endpoint, request.body)
     return InstanceDemand(
         request.model,

@@ -37,7 +37,7 @@ class DecisionReason(StrEnum):
 
     TEXT_ONLY = "text_only"
     NO_TOWER = "no_tower"  # no instance of the namespace has one
-    FOR_ENCODERS = "for_encoders"  # media or options that instances do not take
+    FOR_ENCODERS = "for_encoders"  # options that instances do not take; media whose cost no header tells
     FORCED = "forced"  # by the setting
     REQUESTED = "requested"  # by the request's header
     SIZES_KNOWN = "sizes_known"  # encoded before: the store has the tensors, as a rule
@@ -63,9 +63,10 @@ class DecisionFacts:
     num_new_items: int  # without sizes, and not in flight
     num_unknown_items: int  # without sizes
     has_tower: bool
-    needs_encoder: bool  # media or options that no instance takes
+    needs_encoder: bool  # options that no instance takes
     has_encoder: bool
     encoder_may_return: bool
+    is_predictable: bool = True  # its headers tell what it costs to encode: images alone
     is_stream: bool = True  # a whole answer does not show what it cost
     is_idle: bool = False  # the instance that would encode has nothing to do
     shares_compute: bool = False  # it computes on the encoders' cores, or on their GPU
@@ -135,6 +136,8 @@ class DecisionPolicy:
             return EncodeDecision(remote, DecisionReason.ENCODER_RETURNS)
         if not facts.num_new_items:
             return EncodeDecision(remote, DecisionReason.IN_FLIGHT)
+        if not facts.is_predictable:
+            return EncodeDecision(remote, DecisionReason.FOR_ENCODERS)
         return None
 
     def break_even(self, facts: DecisionFacts, prediction: Prediction | None) -> EncodeDecision:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cachetools import LRUCache
 
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Role
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Modality, Role
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.decision.courses import Course, CourseKind, text_tokens
 from triptych_gateway.decision.decision_figures import decision_figures
@@ -29,7 +29,9 @@ from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.routing.item_limits import widest_limits
 from triptych_gateway.routing.pairs import towers_of
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router, shares_compute
@@ -150,7 +152,7 @@ class EncodeDecisions:
             only: the instances that it may go to; None: all of its namespace.
 
         Raises:
-            RequestError: 400, it asks for what cannot be.
+            RequestError: 400, it asks for what cannot be, or for media that no instance takes.
         """
         digest = media_wait.namespace_digest
         namespace, now = self.namespace(digest), time.monotonic()
@@ -158,18 +160,23 @@ class EncodeDecisions:
         new = {each for each in unknown if not self._is_in_flight(each)}
         found = self._prefixes.find(request, media_wait.items) if self._learns else None
         life, num_items_here = found if found is not None else (None, 0)
-        target = self._tower(request.model, digest, chosen, life, only)
+        target = self._tower(request.model, digest, media_wait.modalities, chosen, life, only)
         if target is None or (target.instance, target.boot_id) != life:
             num_items_here = 0
         has_encoder = self._view.has_encoder(digest)
+        encoder_may_return = has_encoder or await self._encoder_return.may_return(digest)
+        if not encoder_may_return:
+            able = towers_of(self._records(only), request.model, digest, frozenset())
+            check_counts((item.part for item in media_wait.items), widest_limits(able))
         facts = DecisionFacts(
             num_items=len(media_wait.items),
             num_new_items=len(new),
             num_unknown_items=len(unknown),
             has_tower=target is not None,
             needs_encoder=any(item.needs_encoder for item in media_wait.items),
+            is_predictable=media_wait.modalities <= {Modality.IMAGE},
             has_encoder=has_encoder,
-            encoder_may_return=has_encoder or target is None or await self._encoder_return.may_return(digest),
+            encoder_may_return=encoder_may_return,
             is_stream=request.stream,
             is_idle=target is not None and self.load.is_idle(target.instance),
             shares_compute=target is not None and shares_compute(target, self._encoders_of(digest)),
@@ -185,6 +192,8 @@ class EncodeDecisions:
                 course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
             return self._decided(decision, chosen, course, facts)
         first = target or chosen
+        if decision is not None and not facts.is_predictable:
+            return self._decided(decision, first, Course(CourseKind.LOCAL, now), facts)
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
@@ -263,19 +272,21 @@ class EncodeDecisions:
     def _encoders_of(self, digest: str) -> list[InstanceRecord]:
         return [record for record in self._view.encoding if record.namespace_digest == digest]
 
+    def _records(self, only: Set[str] | None) -> tuple[InstanceRecord, ...]:
+        records = self._view.records
+        return records if only is None else tuple(each for each in records if each.instance in only)
+
     def _tower(
         self,
         model: str,
         digest: str,
+        modalities: Set[Modality],
         chosen: InstanceRecord,
         life: tuple[str, str] | None,
         only: Set[str] | None,
     ) -> InstanceRecord | None:
         """The instance that would encode: one that has begun of this prompt, `chosen`, or another."""
-        records = self._view.records
-        if only is not None:
-            records = tuple(record for record in records if record.instance in only)
-        able = towers_of(records, model, digest)
+        able = towers_of(self._records(only), model, digest, modalities)
         if not able:
             return None
         for record in able:

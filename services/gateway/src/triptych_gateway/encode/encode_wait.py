@@ -48,7 +48,7 @@ class EncodeWait:
         records = self.view.records
         if self.only is not None:
             records = tuple(record for record in records if record.instance in self.only)
-        return has_tower(records, self.model, self.media_wait.namespace_digest)
+        return has_tower(records, self.model, self.media_wait.namespace_digest, self.media_wait.modalities)
 
     async def wait_sizes(self) -> None:
         """Order what is not known, and return when the sizes of all items are.

@@ -63,6 +63,11 @@ class MediaWait:
         return tuple(dict.fromkeys(item.mm_hash for item in self.items))
 
     @property
+    def modalities(self) -> frozenset[Modality]:
+        """Of its items."""
+        return frozenset(item.part.modality for item in self.items)
+
+    @property
     def first_without_sizes(self) -> str | None:
         """Where the first item stands whose sizes are not known."""
         return next((item.part.path for item in self.items if item.mm_hash not in self.sizes), None)

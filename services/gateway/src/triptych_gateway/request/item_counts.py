@@ -1,4 +1,4 @@
-"""How many items of which kind the model takes in a request: as its encoders announce it."""
+"""How many items of which kind the model takes in a request: as the engines that encode them announce it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -46,8 +46,8 @@ class TakenItem:
 
     @property
     def needs_encoder(self) -> bool:
-        """Instances with a vision tower take images as they are, and nothing else."""
-        return bool(self.processor_options or self.media_io_options) or self.image is None
+        """Instances with a tower take media as they are, and no options of a request for them."""
+        return bool(self.processor_options or self.media_io_options)
 
     @property
     def num_bytes(self) -> int:

@@ -10,3 +10,13 @@ def common_limits(records: Iterable[InstanceRecord]) -> Mapping[Modality, int]:
     limits = [record.item_limits for record in records if record.item_limits]
     shared = set(Modality).intersection(*limits) if limits else set()
     return {modality: min(each[modality] for each in limits) for modality in shared}
+
+
+def widest_limits(records: Iterable[InstanceRecord]) -> Mapping[Modality, int]:
+    """What some of `records` take; empty: not all of them say, or there are none."""
+    limits = [record.item_limits for record in records]
+    if not all(limits):
+        return {}
+    return {
+        modality: max(each.get(modality, 0) for each in limits) for modality in set[Modality]().union(*limits)
+    }

@@ -4,9 +4,9 @@ A pair is an instance that prefills and one that decodes, of one model, one vers
 whose KV connectors fit. An instance of either kind without the other serves nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
 
 
@@ -50,18 +50,28 @@ def instances_of(records: Sequence[InstanceRecord], model: str) -> tuple[Instanc
     return tuple(each for stage in ServingStage for each in serving_of(records, model, stage))
 
 
+def announced(modalities: Set[Modality]) -> Set[Modality]:
+    """Those that an instance with a tower must say that it takes: every one takes images."""
+    return modalities - {Modality.IMAGE}
+
+
 def towers_of(
-    records: Sequence[InstanceRecord], model: str, namespace_digest: str
+    records: Sequence[InstanceRecord], model: str, namespace_digest: str, modalities: Set[Modality]
 ) -> tuple[InstanceRecord, ...]:
     """The instances that would get a request for `model` with its raw media, to encode them themselves."""
+    takes = announced(modalities)
     return tuple(
         each
         for stage in (ServingStage.WHOLE, ServingStage.PREFILL)
         for each in serving_of(records, model, stage)
-        if each.role in TOWER_ROLES and each.namespace_digest == namespace_digest
+        if each.role in TOWER_ROLES
+        and each.namespace_digest == namespace_digest
+        and takes <= each.item_limits.keys()
     )
 
 
-def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
+def has_tower(
+    records: Iterable[InstanceRecord], model: str, namespace_digest: str, modalities: Set[Modality]
+) -> bool:
     """Whether some instance could serve a request for `model` with its raw media."""
-    return bool(towers_of(tuple(records), model, namespace_digest))
+    return bool(towers_of(tuple(records), model, namespace_digest, modalities))

@@ -52,7 +52,7 @@ class Router:
         exclude: Set[str],
         now: float,
         needs_tower: bool = False,
-        takes: Modality | None = None,
+        takes: Set[Modality] = frozenset(),
         stage: ServingStage = ServingStage.WHOLE,
         routing: RoutingRequest | None = None,
     ) -> InstanceRecord | None:
@@ -63,7 +63,7 @@ class Router:
             exclude: instances that were tried for this request.
             now: monotonic seconds.
             needs_tower: only instances that can encode the request's media themselves.
-            takes: only instances that take raw items of this modality.
+            takes: only instances that take raw items of these modalities.
             stage: what the instance is asked for.
             routing: what else is known of the request; None: nothing.
         """
@@ -74,7 +74,7 @@ class Router:
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
             and (record.role in TOWER_ROLES or not needs_tower)
-            and (takes is None or record.item_limits.get(takes, 0))
+            and takes <= record.item_limits.keys()
         ]
         if not able:
             return None

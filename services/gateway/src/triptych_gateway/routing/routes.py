@@ -46,7 +46,7 @@ class InstanceDemand:
     undivided_field: str | None = None  # what of the request cannot be divided, where that is so
     has_media: bool = False
     needs_tower: bool = False  # only instances that can encode the request's media themselves
-    takes: Modality | None = None  # only instances that take raw items of this modality
+    takes: Set[Modality] = frozenset()  # only instances that take raw items of these modalities
 
     @property
     def is_whole_only(self) -> bool:
@@ -280,7 +280,7 @@ class RouteChoice:
             and _life(each) not in self._tried
             and demand.namespace_digest in (None, each.namespace_digest)
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
-            and (is_decode or demand.takes is None or each.item_limits.get(demand.takes, 0))
+            and (is_decode or demand.takes <= each.item_limits.keys())
         ]
         if stage is PREFILL:
             decodes = self._able(DECODE)
@@ -296,7 +296,7 @@ class RouteChoice:
             exclude=frozenset(),
             now=time.monotonic(),
             needs_tower=demand.needs_tower and not is_decode,
-            takes=None if is_decode else demand.takes,
+            takes=frozenset() if is_decode else demand.takes,
             stage=stage,
             routing=self.routing,
         )
