@@ -29,7 +29,8 @@ def check_all(base_url: str, num_examples: int, *, is_new: bool) -> int:
         session.headers["Connection"] = "close"  # an idle one may be closed just when a request is sent
         description = session.get(f"{base_url}/openapi.json", timeout=TIMEOUT_S).json()
         schema = schemathesis.openapi.from_dict(description)
-        operations = [found.ok() for found in schema.get_all_operations()]
+        found: list[Any] = list(schema.get_all_operations())
+        operations = [each.ok() for each in found]
         chosen = settings(
             max_examples=num_examples,
             derandomize=not is_new,
