@@ -7,6 +7,7 @@ import openai
 import pytest
 import redis
 
+from tests.support.real.roles import Instance
 from tests.support.real.system import Server, System, image_part, running_system
 from tests.support.waiting import wait_until
 
@@ -88,6 +89,9 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_nothing_else(
             redis_system.ask(content)
     finally:
         tensors.execute_command("ACL", "SETUSER", "default", "+get")
+    instance = Instance.of(redis_system, "prefill_decode-0")
+    failed = "triptych_prefill_decode_failed_loads_total"
+    wait_until(lambda: instance.metric(failed) > 0, 10, "the failed load is counted")
     again = redis_system.ask(content)  # not from what the failed step left in the prefix cache
     assert again.text.split() == first.text.split()
     assert "prefill.inject" in {

@@ -3,7 +3,6 @@
 import base64
 import importlib.util
 import os
-import shutil
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -11,17 +10,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.chromium import require_chromium
 from tests.support.real.system import System, image_part
 
-CHROMIUM = os.environ.get("TRIPTYCH_TEST_CHROMIUM") or shutil.which("chromium")
 HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(not HAS_PLAYWRIGHT, reason="needs the package playwright"),
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium: none on the PATH, and TRIPTYCH_TEST_CHROMIUM is not set"
-    ),
 ]
 
 TIMEOUT_MS = 60_000
@@ -45,8 +41,10 @@ DROP = """([zone, [name, base64]]) => {
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
+    chromium = require_chromium()
+    environment = {**os.environ, **chromium.environment}
     with sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        running = started.chromium.launch(executable_path=chromium.path, args=FLAGS, env=environment)
         try:
             yield running
         finally:

@@ -10,6 +10,7 @@ from types import ModuleType
 import openai
 import pytest
 
+from tests.support.real.roles import Instance
 from tests.support.real.system import System, image_part, running_system
 from tests.support.waiting import wait_until
 
@@ -86,6 +87,8 @@ def test_a_request_larger_than_the_budget_costs_no_steps_while_it_runs_and_waits
     assert waits[1].start_ns < last_encode_end_ns <= waits[1].end_ns, "and waited for the third"
     assert all(int(wait.attributes["triptych.num_engine_steps"]) < MAX_STEPS for wait in waits)
     assert slow_system.ask([images[0], question]).text
+    instance, stalls = Instance.of(slow_system, "prefill_decode-0"), "triptych_prefill_decode_stalls_total"
+    wait_until(lambda: instance.metric(stalls) > 0, 10, "the stall is counted")
 
 
 def test_a_gateway_that_hangs_keeps_nothing_waiting(slow_system: System, strips: ModuleType) -> None:

@@ -12,6 +12,7 @@ fabric/           stores with a fabric agent each, and the gateway that orders t
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
 unchecked/        on an encoder's path: switches its check of items off
+debian_packages   Debian's packages, unpacked for the tests: Prometheus, a Chromium
 waiting           waits: in an event loop, and for other processes; free ports
 leftovers         what must not be in the store at rest
 flight_model      stands in for the single flight in Redis

@@ -1,7 +1,7 @@
 """Receivers of OTLP on this machine: what a collector is to an exporter."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 Requests = list[ExportTraceServiceRequest]
@@ -76,6 +77,32 @@ def all_spans(requests: Requests) -> list[Span]:
         for scope in resource.scope_spans
         for span in scope.spans
     ]
+
+
+def trace_of(requests: Requests, request_id: str) -> dict[str, list[Span]]:
+    """The spans of each trace that has this request, by the instance that sent them: it should be one."""
+    by_instance: dict[str, list[Span]] = {}
+    for request in list(requests):
+        for resource in request.resource_spans:
+            instance = _text(resource.resource.attributes, "service.instance.id")
+            spans = [span for scope in resource.scope_spans for span in scope.spans]
+            by_instance[instance] = by_instance.get(instance, []) + spans
+    trace_ids = {
+        span.trace_id
+        for spans in by_instance.values()
+        for span in spans
+        if _text(span.attributes, "triptych.request_id") == request_id
+    }
+    found = {
+        instance: [span for span in spans if span.trace_id in trace_ids]
+        for instance, spans in by_instance.items()
+    }
+    return {instance: spans for instance, spans in found.items() if spans}
+
+
+def _text(attributes: Iterable[KeyValue], key: str) -> str:
+    """Empty: there is none."""
+    return next((each.value.string_value for each in attributes if each.key == key), "")
 
 
 def spans_of(requests: Requests) -> dict[str, Span]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import shutil
 import subprocess
 import tempfile
@@ -17,12 +16,11 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.debian_packages import unpacked
 from tests.support.observability import RULES
 from tests.support.waiting import free_port, wait_until
 
 START_LIMIT_S = 30.0
-DOWNLOAD_LIMIT_S = 120.0
-CACHE = Path.home() / ".cache" / "triptych-tests" / "prometheus"
 
 
 @dataclass(frozen=True)
@@ -47,29 +45,8 @@ def find_binaries() -> Binaries:
     found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
     if found["prometheus"] and found["promtool"]:
         return Binaries(Path(found["prometheus"]), Path(found["promtool"]))
-    unpacked = Binaries(CACHE / "usr" / "bin" / "prometheus", CACHE / "usr" / "bin" / "promtool")
-    if not unpacked.promtool.exists():
-        _unpack_debian_package()
-    return unpacked
-
-
-def _unpack_debian_package() -> None:
-    """By apt, which checks it; nothing is installed."""
-    if os.getuid() != 0 or not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise FileNotFoundError("not on the PATH, and no root's apt-get; install the package `prometheus`")
-    CACHE.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE.parent) as name:
-        folder = Path(name)
-        commands = (["apt-get", "-qq", "download", "prometheus"], ["sh", "-c", "dpkg-deb -x *.deb unpacked"])
-        for command in commands:
-            try:
-                subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=DOWNLOAD_LIMIT_S)
-            except (subprocess.SubprocessError, OSError) as error:
-                raise FileNotFoundError(
-                    f"not on the PATH, and `{' '.join(command)}` failed: {error}"
-                ) from None
-        with contextlib.suppress(OSError):  # another run was first
-            (folder / "unpacked").rename(CACHE)
+    folder = unpacked("prometheus") / "usr" / "bin"
+    return Binaries(folder / "prometheus", folder / "promtool")
 
 
 class PrometheusServer:

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.otlp_receivers import Requests, http_receiver, trace_of
 from tests.support.real.roles import Instance
-from tests.support.real.system import EXACT, Server, System, image_part, running_system
+from tests.support.real.system import EXACT, SPANS_TIMEOUT_S, Server, System, image_part, running_system
 from tests.support.scraping import scrape
 from tests.support.waiting import wait_until
 
@@ -21,6 +22,19 @@ NUM_QUESTIONS = 50
 NUM_IMAGES = 30
 NUM_AT_ONCE = 4
 NUM_DONE = "vllm:request_success_total"
+STAGES = {
+    "gateway-0": {
+        "chat digits-vl", "gateway.media", "gateway.publish_job", "gateway.encode_wait",
+        "gateway.first_token", "gateway.prefill", "gateway.decode", "gateway.stream",
+    },
+    "encoder-0": {
+        "queue.encode_job", "encoder.preprocess", "encoder.reserve", "encoder.encode", "encoder.write",
+        "encoder.seal",
+    },
+    "prefill-0": {"prefill.preallocate", "prefill.inject", "llm_request"},
+    "decode-0": {"llm_request"},
+}  # fmt: skip
+"""Spans of a streamed answer about a new image, by the instance that exports them."""
 TEXTS = ("read the digits", "What digits are these?", "hello", "count to 20", "read them again. " * 20)
 
 
@@ -29,6 +43,13 @@ class Question:
     content: list[dict[str, Any]]
     token_ids: list[int]  # of the answer
     is_streamed: bool
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[tuple[str, Requests]]:
+    """The URL of a receiver of OTLP, and what it has been sent."""
+    with http_receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +66,17 @@ def questions(monolith: Server, strips: ModuleType) -> list[Question]:
     return [answered(number) for number in range(NUM_QUESTIONS)]
 
 
-def start(*options: str) -> AbstractContextManager[System]:
+def start(*options: str, **env: str) -> AbstractContextManager[System]:
     exact = " ".join(EXACT)
     return running_system(
-        f"--encoder-args={exact}", f"--prefill-decode-args={exact}", *options, is_forked=True
+        f"--encoder-args={exact}", f"--prefill-decode-args={exact}", *options, is_forked=True, **env
     )
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[System]:
-    """E+P+D."""
-    with start("--prefills=1", "--decodes=1") as running:
+def apart(collector: tuple[str, Requests]) -> Iterator[System]:
+    """E+P+D, whose spans go to a collector."""
+    with start("--prefills=1", "--decodes=1", OTEL_EXPORTER_OTLP_ENDPOINT=collector[0]) as running:
         yield running
 
 
@@ -107,6 +128,30 @@ def num_routed(system: System, way: str) -> float:
 def test_encode_prefill_and_decode_apart(apart: System, questions: list[Question]) -> None:
     check_answers(apart, questions)
     check_division(apart, ["prefill-0"], ["decode-0"], encodes=False)
+
+
+def test_a_collector_has_the_one_trace(
+    apart: System, collector: tuple[str, Requests], strips: ModuleType
+) -> None:
+    """Of a request that all services had a part in: each span of each of them, below the request's own."""
+    (strip,) = strips.held_out_strips(1, seed=16)
+    content = [image_part(strip.png), {"type": "text", "text": TEXTS[0]}]
+    request_id = apart.ask(content, stream=True).request_id
+    received = collector[1]
+
+    def is_complete() -> bool:
+        found = trace_of(received, request_id)
+        return all(STAGES[name] <= {span.name for span in found.get(name, ())} for name in STAGES)
+
+    wait_until(is_complete, SPANS_TIMEOUT_S, f"all of {STAGES}")
+    trace = trace_of(received, request_id)
+    assert trace.keys() == STAGES.keys()
+    spans = [span for each in trace.values() for span in each]
+    assert len({span.trace_id for span in spans}) == 1
+    ids = {span.span_id for span in spans}
+    assert len(ids) == len(spans)
+    assert [span.name for span in spans if span.parent_span_id not in ids] == ["chat digits-vl"]
+    assert not list(apart.traces_dir.glob("*.jsonl")), "no files beside a collector"
 
 
 def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:

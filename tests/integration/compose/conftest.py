@@ -48,6 +48,7 @@ def compose(_docker_engine: None) -> Iterator[Compose]:
         **os.environ,
         "TRIPTYCH_MODEL": str(model.resolve()),
         "TRIPTYCH_PORT": str(port),
+        "TRIPTYCH_PROMETHEUS_PORT": str(_free_port()),
         "TRIPTYCH_WHEELS": os.environ.get("TRIPTYCH_WHEELS") or _image_of_local_wheels(),
         "OTEL_EXPORTER_OTLP_ENDPOINT": "",
     }

@@ -5,6 +5,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -14,6 +15,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.integration.compose.project import UP_LIMIT_S, Compose
+from tests.integration.compose.prometheus_image import files_with_prometheus
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -23,6 +25,8 @@ MODEL = "digits-vl"
 PROMPT = "read the digits"
 MAX_TOKENS = 32
 RESTART_LIMIT_S = 300.0
+SCRAPE_LIMIT_S = 90.0  # several of the 15 s between two scrapes
+JOBS = ("gateway", "encoder", "prefill_decode", "cache_store")
 KILL_MAIN_PROCESS = "kill -KILL $(cat /proc/1/task/1/children)"  # process 1 is the init
 COUNT_ENCODES = 'cat /var/lib/triptych/traces/*.jsonl | grep -c \'"name":"encoder.encode"\''
 
@@ -179,6 +183,32 @@ def test_the_stores_metrics_are_relayed_and_it_keeps_without_a_network(system: C
         assert list(system.inspect("cache_store")["NetworkSettings"]["Networks"]) == ["none"]
     finally:
         system.run(*profile, "rm", "--stop", "--force", "store-metrics")
+
+
+def test_prometheus_scrapes_every_service(
+    system: Compose, client: openai.OpenAI, samples: Samples, tmp_path: Path
+) -> None:
+    """As the profile starts it, with the project's own configuration and rules."""
+    files = files_with_prometheus(tmp_path)
+    profile = (*files, "--profile", "observability")
+    url = f"http://127.0.0.1:{system.env['TRIPTYCH_PROMETHEUS_PORT']}/api/v1/query"
+
+    def values(expr: str) -> dict[str, float]:
+        """Of each job."""
+        try:
+            samples = httpx.get(url, params={"query": expr}, timeout=10).json()["data"]["result"]
+        except httpx.TransportError:
+            return {}  # it starts
+        return {each["metric"]["job"]: float(each["value"][1]) for each in samples}
+
+    system.run(*profile, "up", "--detach", "--no-deps", "--no-build", "store-metrics", "prometheus")
+    try:
+        wait_until(lambda: values("up") == dict.fromkeys(JOBS, 1.0), SCRAPE_LIMIT_S, f"{JOBS} are up")
+        read_digits(client, samples(12)[0])
+        seals = "sum by (job) (triptych_store_seals_total)"
+        wait_until(lambda: values(seals).get("cache_store", 0) > 0, SCRAPE_LIMIT_S, "the store's seals")
+    finally:
+        system.run(*profile, "rm", "--stop", "--force", "store-metrics", "prometheus")
 
 
 def test_a_second_encoder_has_a_name_of_its_own(

@@ -9,10 +9,10 @@ from tests.integration.gateway.chat.test_chat import image, text
 from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, another_gateway
 from tests.support.scraping import Scrape, scrape
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import EncodeClass, FailureKind, Modality
+from triptych_common.protocol.messages import ECTransferParams, EncodeClass, FailureKind, Modality
 from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
 from triptych_gateway.encode import stream_lags
@@ -78,14 +78,16 @@ async def test_latencies_by_route_model_and_modality(system: System) -> None:
 
 
 async def test_encodes_caches_and_failures(system: System) -> None:
-    picture = [text("what"), image()]
+    picture, orders = [text("what"), image()], system.gateway.orders
+
+    async def is_sealed(params: ECTransferParams) -> None:
+        """What becomes of an encode is counted as long as a request waits for it."""
+        await until(lambda: not any(item.in_flight for item in orders.table))
+
+    system.prefill_decode.waits_for = is_sealed
     await system.ask(picture)
-
-    async def encode_is_counted() -> bool:  # its last message may come after the answer
-        return (await scraped(system)).total("triptych_gateway_encode_seconds_count") == 1
-
-    await until_async(encode_is_counted)
     now = await scraped(system)
+    assert now.total("triptych_gateway_encode_seconds_count") == 1
     assert now.total("triptych_gateway_items_total", how="ordered") == 1
     assert now.total("triptych_gateway_cache_hits_total") == 0
     await system.ask(picture)

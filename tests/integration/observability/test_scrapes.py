@@ -8,54 +8,83 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import redis
 
 from tests.conftest import embedded_redis
 from tests.support.fast.case import check
 from tests.support.fast.client import Client, Question
-from tests.support.fast.layout import Layout
-from tests.support.fast.processes.tensors import png
+from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.system import FastSystem
+from tests.support.gateway.fake_stages import FakeDecode, FakePrefill
+from tests.support.gateway.hosts import ANSWER, assert_nothing_left, body, opened_hosts, text_of
+from tests.support.gateway.key_samples import entry, write_keys
+from tests.support.gateway.serving import MODEL
 from tests.support.observability import panel_queries, rule_queries, selectors
 from tests.support.prometheus import Binaries, PrometheusServer, running_prometheus
-from tests.support.waiting import free_port
+from tests.support.waiting import free_port, wait_until
+from triptych_common.domain.errors import ItemTooLargeError
+from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import Party
+from triptych_common.protocol.store import Reserve, TensorSpec
+from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.store_session import StoreSession
 
 LIMIT_S = 30.0
+CHAT = "/v1/chat/completions"
 GATEWAY_PREFIX, ENCODER_PREFIX, STORE_PREFIX = "triptych_gateway_", "triptych_encoder_", "triptych_store_"
 NOT_CAUSED = frozenset(
     {
-        "ALERTS",
-        "triptych_gateway_limited_requests_total",  # of keys
-        "triptych_gateway_stage_retries_total",
-        "triptych_gateway_local_encodes_total",  # of an instance with a vision tower
-        "triptych_gateway_encode_failures_total",
-        "triptych_gateway_fetches_total",
-        "triptych_gateway_transfers_ordered_total",  # between stores
+        "ALERTS",  # on a healthy system none fires: test_rules.py
+        "triptych_gateway_stage_retries_total",  # between hosts and stages: see the last test
+        "triptych_gateway_transfers_ordered_total",
         "triptych_gateway_transfers_total",
-        "triptych_gateway_file_uploads_total",
-        "triptych_gateway_files_encoded_ahead_total",
-        "triptych_encoder_job_failures_total",
-        "triptych_encoder_store_hits_total",
-        "triptych_store_slab_bytes",
-        "triptych_store_refusals_total",
+        "triptych_store_slab_bytes",  # of a GPU: tests/gpu
     }
 )
-"""Metrics with labels of what has not happened here: a series begins with its first event."""
+"""Metrics with labels of what has not happened to these services: a series begins with its first event."""
+BETWEEN_HOSTS = frozenset(name for name in NOT_CAUSED if name.startswith(GATEWAY_PREFIX))
+CAUSED_ONCE = (
+    "triptych_gateway_limited_requests_total", "triptych_gateway_local_encodes_total",
+    "triptych_gateway_fetches_total", "triptych_gateway_file_uploads_total",
+    "triptych_gateway_files_encoded_ahead_total", "triptych_encoder_store_hits_total",
+    "triptych_store_refusals_total",
+)  # fmt: skip
+KEY, LIMITED_KEY = "any", "limited"
+ENCODE_BY = "X-Triptych-Encode"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def system(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastSystem]:
-    socket = tmp_path_factory.mktemp("store") / "metrics.sock"
+    """Its second gateway has keys, files, media by URL, and callers who may say who encodes."""
+    folder = tmp_path_factory.mktemp("scraped")
+    folder.chmod(0o700)
+    keys = write_keys(
+        folder / "keys.toml", entry(KEY, KEY), entry(LIMITED_KEY, LIMITED_KEY, requests_per_minute=1)
+    )
     layout = Layout(
         num_encoders=1,
         num_prefill_decodes=1,
+        num_encode_prefill_decodes=1,
+        num_gateways=2,
         options={
-            Party.CACHE_STORE: (f"--metrics-socket={socket}",),
+            Party.CACHE_STORE: (f"--metrics-socket={folder / 'metrics.sock'}",),
             Party.ENCODER: (f"--metrics-port={free_port()}",),
+        },
+        own_options={
+            "gateway-1": (
+                f"--api-keys-file={keys}",
+                f"--files-dir={folder / 'files'}",
+                "--encode-override=all",
+            )
         },
     )
     with embedded_redis() as server, FastSystem(server, layout) as running:
@@ -86,9 +115,10 @@ def store_metrics(system: FastSystem) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def prometheus(system: FastSystem, store_metrics: str) -> Iterator[PrometheusServer]:
-    """It has scraped what the traffic below has made, twice."""
+    """It has scraped what the traffic below has made."""
+    gateways = [system.url(name).removeprefix("http://") for name in system.names_of(Party.GATEWAY)]
     targets = {
-        "gateway": [system.url().removeprefix("http://")],
+        "gateway": gateways,
         "encoder": [f"127.0.0.1:{option(system, Party.ENCODER)}"],
         "cache_store": [store_metrics],
     }
@@ -98,19 +128,59 @@ def prometheus(system: FastSystem, store_metrics: str) -> Iterator[PrometheusSer
             asyncio.run(cause_traffic(system))
             server.wait_for("sum(triptych_gateway_requests_total)", before + 5)
             server.wait_for("sum(triptych_store_seals_total)", 2)
+        cause_more_traffic(system)
+        cause_a_refusal_of_the_store(system)
+        for name in CAUSED_ONCE:
+            wait_until(lambda rate=f"rate({name}[1m])": bool(server.query(rate)), LIMIT_S, f"{name} twice")
         server.wait_for_rules()
         yield server
 
 
 async def cause_traffic(system: FastSystem) -> None:
-    """Streams and whole answers, an image that is new and one that is known, and a refusal."""
+    """Streams and whole answers, an image that is new and one that is known, and two refusals."""
     images = [Question("what?", (png(number),)) for number in (1, 2)]
+    undecodable = png(3, MAX_GRID)[:90]  # an encoder finds that
     async with Client(system.url(), LIMIT_S) as client:
         together = await asyncio.gather(*(client.ask(each) for each in (*images, images[0])))
         whole = await client.ask(Question("text", stream=False))
-        refused = await client.ask(Question("bad", (b"no image",)))
+        refused = [await client.ask(Question("bad", (each,))) for each in (b"no image", undecodable)]
     check([*together, whole])
-    assert refused.status == 400
+    assert [each.status for each in refused] == [400, 400]
+
+
+def cause_more_traffic(system: FastSystem) -> None:
+    """What the second gateway is for."""
+    known = Question("again", (png(1),), stream=False)
+    with httpx.Client(base_url=system.url("gateway-1"), timeout=LIMIT_S, trust_env=False) as http:
+
+        def ask(body: dict[str, Any], key: str = KEY, **headers: str) -> int:
+            answer = http.post(CHAT, json=body, headers={"Authorization": f"Bearer {key}"} | headers)
+            return answer.status_code
+
+        with redis.Redis.from_url(system.redis.url) as client:
+            # So an encoder is asked, and finds that the store has it.
+            client.delete(StreamNames(DEPLOYMENT).sizes)
+        assert ask(known.body()) == 200
+        assert ask(Question("here", (png(4),), stream=False).body(), **{ENCODE_BY: "local"}) == 200
+        by_url = known.body()
+        by_url["messages"][0]["content"][0]["image_url"]["url"] = "http://127.0.0.1/private.png"
+        assert ask(by_url) == 400
+        text = Question("text", stream=False).body()
+        assert [ask(text, LIMITED_KEY) for _ in range(2)] == [200, 429]
+        form = {"files": {"file": ("a.png", png(5))}, "data": {"purpose": "vision"}}
+        stored = http.post("/v1/files", headers={"Authorization": f"Bearer {KEY}"}, **form)
+        assert stored.status_code == 200, stored.text
+
+
+def cause_a_refusal_of_the_store(system: FastSystem) -> None:
+    num_rows = 1 << 20
+    spec = TensorSpec(shape=(num_rows, 64), dtype="float32", num_bytes=num_rows * 256)
+    session = StoreSession.connect(system.folder / "store.sock", "test/refused")
+    try:
+        with pytest.raises(ItemTooLargeError):
+            session.request(Reserve(seq=0, mm_hash="f" * 64, spec=spec))
+    finally:
+        session.close()
 
 
 def shown_empty(server: PrometheusServer) -> list[str]:
@@ -138,3 +208,32 @@ def test_each_rule_is_evaluated_and_none_fires_on_a_healthy_system(prometheus: P
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
     pending = {alert["labels"]["alertname"] for rule in rules for alert in rule["alerts"]}
     assert pending == {"TriptychPrefillDecodeGone"}, "the only one that is not scraped here"
+
+
+async def test_panels_show_what_happens_between_hosts_and_stages(
+    binaries: Binaries, redis_url: str, tmp_path: Path
+) -> None:
+    """A transfer that fails and is tried again, and a decode instance that cannot take over a KV cache."""
+    async with opened_hosts(redis_url, tmp_path) as hosts, AsyncExitStack() as stack:
+        system = hosts.system
+        hosts.source.failures.append(TransferFailureKind.CORRUPTED)
+        assert text_of(await system.post(body(1))) == ANSWER
+        assert system.prefill_decode.registration is not None
+        await system.prefill_decode.registration.announce_draining()
+        prefill = FakePrefill()
+        decode = FakeDecode(prefills=[prefill], behaviour="lost")
+        for each in (prefill, decode):
+            await stack.enter_async_context(each.running(system.bus))
+        await system.refresh()
+        failed = await system.post({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]})
+        assert failed.json()["error"]["code"] == "handover_failed"
+        await asyncio.to_thread(check_panels_between_hosts, system.gateway.settings.port)
+        await assert_nothing_left(system)
+
+
+def check_panels_between_hosts(port: int) -> None:
+    panels = [each for each in panel_queries() if {it.name for it in selectors(each.expr)} & BETWEEN_HOSTS]
+    assert {it.name for each in panels for it in selectors(each.expr)} == BETWEEN_HOSTS
+    with running_prometheus({"gateway": [f"127.0.0.1:{port}"]}) as server:
+        for each in panels:
+            wait_until(lambda expr=each.expr: bool(server.query(expr)), LIMIT_S, str(each))

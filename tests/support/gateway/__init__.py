@@ -7,6 +7,7 @@ fake_fabric          fabric agents, likewise, and what the stores have
 hosts                a real gateway between hosts: these, and encoders and instances at several stores
 system               a real gateway on a real Redis between the two
 process              `python -m triptych_gateway` as a process
+described_api        schemathesis on what a gateway says of its API, in a process of its own
 decision_world       encoders and an instance simulated, with the gateway's own decisions
 local_encode         what tests of local encodes share
 media_samples        small images and data URLs

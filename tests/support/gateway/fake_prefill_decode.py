@@ -122,6 +122,8 @@ class FakePrefillDecode:
             body = await self._take(request)
             if request.url.path == "/v1/completions":  # where messages are a field that nothing reads
                 body = {"prompt": "", **{name: each for name, each in body.items() if name != "messages"}}
+            elif request.url.path.endswith("/batch"):
+                body = {**body, "stream": False}  # a field that vLLM does not read there
             return await self._answer(request, body)
 
         @app.post("/v1/messages")

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from tests.support.gateway.serving import MODEL
 from tests.support.item_records import grid_of_record
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.item_urls import parse_item_url
@@ -174,7 +175,7 @@ def _response(body: dict[str, Any], text: str) -> dict[str, Any]:
         "id": body["request_id"],
         "object": "response",
         "created_at": 1,
-        "model": body.get("model", "model"),
+        "model": body.get("model") or MODEL,
         "status": "completed",
         "output": [message],
         "previous_response_id": body.get("previous_response_id"),

@@ -55,6 +55,8 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
     bench.engine.on_encode = on_encode
     await bench.run(delivery_of("job-0", "req-0"))
     assert len(bench.engine.orders) == 1  # what runs is finished, into the cache
+    # Their gateways are told all the same: a short answer leaves between the seal and the report.
+    assert [each.TYPE for each in bench.reporter.sent] == ["EncoderCacheMetadata", "EncodeCompleted"]
     assert bench.store_client.ended_pins == [1]
     assert len(bench.ledger) == 0
     assert bench.single_flight.flights == {}

@@ -139,6 +139,8 @@ class ActiveJob:
     ) -> set[RequesterKey]:
         """The entry is sealed: report it to all requesters, and end the flight.
 
+        Also to the gateways of those that have left: a short answer may have ended since the seal.
+
         Returns:
             The requesters that left: they will not ack.
         """
@@ -147,7 +149,7 @@ class ActiveJob:
         left = self._informed.keys() - self._waiting.keys()
         reported: set[RequesterKey] = set()
         for _ in range(MAX_ROUNDS):
-            new = [requester for key, requester in self._informed.items() if key not in reported | left]
+            new = [requester for key, requester in self._informed.items() if key not in reported]
             await self._reporter.send_completed(self.job, self.envelope, encode_s, new)
             reported |= {requester_key(each) for each in new}
             if await self._end_flight(self._informed):

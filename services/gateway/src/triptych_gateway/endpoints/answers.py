@@ -34,6 +34,13 @@ class MessagesErrorAnswer(BaseModel):
     error: MessagesErrorFields
 
 
+class StreamedEvent(BaseModel):
+    """Each event of a stream; `event` is `message` where the stream does not name it."""
+
+    event: str
+    data: str
+
+
 class ModelCard(BaseModel):
     """A model that is served, or a LoRA adapter of one."""
 

@@ -12,6 +12,7 @@ from triptych_gateway.endpoints.answers import (
     ModelCard,
     ModelList,
     ReadyReport,
+    StreamedEvent,
     VersionAnswer,
 )
 from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind, Schema
@@ -157,7 +158,7 @@ UI_EVENTS = replace(
     UI_SNAPSHOT,
     path=UI_PATH + "/api/events",
     summary="The same, and then what changes, as server-sent events",
-    answer=_TEXT,
+    answer=StreamedEvent,
     answer_type="text/event-stream",
     error_statuses=(404, 429),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from triptych_gateway.endpoints.answers import ErrorAnswer, MessagesErrorAnswer
+from triptych_gateway.endpoints.answers import ErrorAnswer, MessagesErrorAnswer, StreamedEvent
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, Schema
 
 OPENAPI_VERSION = "3.1.0"
@@ -113,7 +113,7 @@ def _answer(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"description": "OK"}
     content = {endpoint.answer_type: {"schema": _schema_of(endpoint.answer, schemas)}}
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _schema_of(StreamedEvent, schemas)}
     return {"description": "OK", "content": content}
 
 
