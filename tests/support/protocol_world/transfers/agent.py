@@ -17,12 +17,13 @@ from triptych_cache_store.fabric.local_store import LocalStore
 from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.orders import OrderReader
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
+from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.transfers import TransferTable
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.peer import FabricPeer
 from triptych_cache_store.fabric.wire.handshake import Identity
-from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
+from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferOrder
 
 METRICS = FabricMetrics()
@@ -96,13 +97,20 @@ class AgentActor:
         self.budget = ByteBudget(self._max_bytes)
         self.peers: dict[FabricPeer, None] = {}
         credentials: Any = None
-        self.links = TargetLinks(self.store.name, self._endpoint_of, credentials, RateLimit(None), PROGRESS_S)
+        nothing: Any = None  # by TCP, Redis is not needed
+        dialer = LinkDialer(self.store.name, (FabricTransport.TCP,), nothing, nothing)
+        self.links = TargetLinks(
+            self.store.name, self._agent_of, dialer, credentials, RateLimit(None), PROGRESS_S, mapping
+        )
         self.bus: Any = AgentBus(self._network, self.name)
         self.reader = OrderReader(self.bus, self.name, group)  # type: ignore[arg-type]
         self.table = TransferTable(self.local, self.links, METRICS, group, self.reader.on_result)
 
-    async def _endpoint_of(self, target: str) -> FabricEndpoint | None:
-        return self._find_endpoint(target)
+    async def _agent_of(self, target: str) -> InstanceRecord | None:
+        endpoint = self._find_endpoint(target)
+        if endpoint is None:
+            return None
+        return InstanceRecord(instance=target, boot_id="b", role=Role.FABRIC, store=target, fabric=endpoint)
 
     def crash(self) -> None:
         self.is_up = False

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.support.protocol_world.virtual_loop import CLOCK
-from triptych_cache_store.fabric.source import link, links, outbox
+from triptych_cache_store.fabric.source import dialing, link, outbox
 from triptych_cache_store.fabric.target import peer
 from triptych_cache_store.fabric.wire.channel import ChannelClosedError, PeerSilentError
 from triptych_cache_store.fabric.wire.frames import HEADER_BYTES, FrameKind, read_header
-from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason
+from triptych_cache_store.fabric.wire.handshake import Admitted, LinkRefusedError, RefusalReason
 from triptych_common.domain.errors import MalformedMessageError, TriptychError
+from triptych_common.protocol.messages import FabricTransport
 
 CHUNK_BYTES = 16  # of an item of two rows: half of it
 
@@ -163,7 +164,7 @@ class PlayedConnection:
             self._socket.send(Refused(reason))
             raise LinkRefusedError("refused", reason)
         self._socket.send(Welcome())
-        self._open(self.side._events.on_admitted, *hello)
+        self._open(self.side._events.on_admitted, Admitted(*hello, FabricTransport.TCP))
 
     def _open(self, event: Callable[..., None], *arguments: Any) -> None:
         self.is_open = True
@@ -209,8 +210,8 @@ def _channel(socket: Socket) -> Socket:
 
 
 FABRIC_STAND_INS: tuple[tuple[Any, str, Any], ...] = (
-    (links, "_connect", _connect),
-    (links, "FabricChannel", _channel),
+    (dialing, "_connect", _connect),
+    (dialing, "TcpChannel", _channel),
     (link, "FabricConnection", PlayedConnection),
     (peer, "FabricConnection", PlayedConnection),
     (outbox, "MAX_CHUNK_BYTES", CHUNK_BYTES),

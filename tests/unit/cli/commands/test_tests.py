@@ -29,7 +29,7 @@ def test_layers_without_processes_come_first_and_chaos_last_several_files_at_a_t
     layers = [[Path(word).name for word in run if word.startswith("/")] for run in runs]
     assert layers == [["unit", "property", "contract", "integration"], ["engine", "gpu"], ["chaos"]]
     assert [next((each for each in run if each.startswith("-n")), None) for run in runs] == [
-        "-n2",
+        "-n3",
         None,
         "-n2",
     ]

@@ -1,9 +1,9 @@
 """`test`: pytest over the layers of tests/.
 
-Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Two files run
-at a time of the layers without engines, which come first, and of the chaos layer, which comes last. A failure
-is shown when it happens, and each of the three runs ends by itself, with what it has seen, on a machine that
-is far too slow: whoever waits for the end learns why.
+Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Several files
+run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
+of them wait for most of their time. A failure is shown when it happens, and each of the three runs ends by
+itself, with what it has seen, on a machine that is far too slow: whoever waits for the end learns why.
 """
 
 import subprocess
@@ -28,6 +28,7 @@ LAYERS = {
 LONG = "--long"
 FIRST = ("unit", "property", "contract", "integration")
 LAST = ("chaos",)
+THREE_FILES_AT_A_TIME = ["-n3", "--dist=loadfile"]
 TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
@@ -65,7 +66,7 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
     rest = [name for name in folders if name not in (*FIRST, *LAST)]
     codes: list[int] = []
     runs: tuple[tuple[Sequence[str], list[str], int], ...] = (
-        (FIRST, TWO_FILES_AT_A_TIME, 30),
+        (FIRST, THREE_FILES_AT_A_TIME, 30),
         (rest, [], 35),
         (LAST, TWO_FILES_AT_A_TIME, 20),
     )
