@@ -84,7 +84,7 @@ RARE: dict[str, RareWalk] = {
 }
 """What seldom happens, and where it does."""
 KINDS = (
-    *(each.name for each in FABRIC_STEPS if each.name != "heartbeat_agent"),
+    *(each.name for each in FABRIC_STEPS if each.name not in ("heartbeat_agent", "call_target")),
     *TRANSFER_FAULTS,
     "registry", "announce", "order_again", "silence", "job, spare",
     "link, hello", "link, refused", "link, end",

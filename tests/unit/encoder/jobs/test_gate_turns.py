@@ -4,7 +4,7 @@ import pytest
 
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import EncodeClass
-from triptych_encoder.jobs.gate_policy import HAND_OVER_SHARE, MAX_BATCHES, GateItem, GatePolicy
+from triptych_encoder.jobs.gate_policy import LEAD_SHARE, MAX_BATCHES, GateItem, GatePolicy
 
 NUM_SLOTS = 8
 
@@ -64,7 +64,7 @@ def test_the_next_goes_to_the_engine_shortly_before_it_is_idle() -> None:
         policy.set_ready(each)
     assert policy.take_batch(10.0) == [first]
     assert policy.take_batch(10.5) == []
-    assert policy.held_until == pytest.approx(11.0 - HAND_OVER_SHARE)
+    assert policy.held_until == pytest.approx(11.0 - LEAD_SHARE)
     other = item("one", 10.6, "1")
     policy.add_item(other)
     policy.set_ready(other)

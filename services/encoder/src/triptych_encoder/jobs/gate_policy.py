@@ -16,7 +16,7 @@ only the item that is due first goes: until the batch is done there is time to p
 engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
-recalled, so the next one goes there as late as possible: `HAND_OVER_S` before the first is predicted to end.
+recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end.
 An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone into an
 engine that is idle, so that it is sealed before the others; while the engine is busy, items are gathered up
 to the size of a batch, which serves throughput.
@@ -37,8 +37,8 @@ DEADLINE_LEAD_S = 2.0
 MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
 """Nothing of its flow and class that came so much later than an item's request goes before the item."""
 MAX_BATCHES = 2  # in vLLM: one is computed, one waits
-HAND_OVER_S = 0.015  # from the gate to vLLM's next step, and some more
-HAND_OVER_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
+LEAD_S = 0.015  # from the gate to vLLM's next step, and some more
+LEAD_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +67,7 @@ class GatePolicy:
         self._since: dict[str, float] = {}  # by request, while an item of it is in hand
         self._begun: set[str] = set()  # of those: requests of which an item went first
         self._computed: set[GateItem] = set()  # the batch that vLLM computes
-        self._hand_over_at = 0.0  # the next one
+        self._next_batch_at = 0.0  # the next one
         self.held_until: float | None = None
         """Since the last `take_batch`: it is to be asked again then, if nothing happens before."""
 
@@ -127,8 +127,8 @@ class GatePolicy:
         chosen = [item for item in going if item in self._ready][: max(room, 0)]
         if not chosen:
             return []
-        if self._batches and now < self._hand_over_at:
-            self.held_until = self._hand_over_at
+        if self._batches and now < self._next_batch_at:
+            self.held_until = self._next_batch_at
             return []
         if not self._batches and self._is_first(chosen[0]):
             del chosen[1:]
@@ -154,7 +154,7 @@ class GatePolicy:
         self._computed = self._batches[0]
         known = [each.seconds for each in self._computed]
         seconds = sum(known) if all(known) else 0.0
-        self._hand_over_at = now + seconds - max(HAND_OVER_S, HAND_OVER_SHARE * seconds)
+        self._next_batch_at = now + seconds - max(LEAD_S, LEAD_SHARE * seconds)
 
     def is_next(self, item: GateItem) -> bool:
         """Of all that is not in vLLM yet, prepared or not, it is due first."""

@@ -159,10 +159,8 @@ def test_the_team_of_an_encoder_comes_after_its_host_where_text_comes_first(
 ) -> None:
     cores = share(own=(0, 2), host=(0, 1, 2), policy=policy)
     moves.ended.add(2)  # the runtime ended it
-    model = nn.Module()
-    model.layers = nn.ModuleList([nn.Linear(2, 2)])
     assert moves.lowered == []
-    cores.watch_layers(model)
+    cores.watch_layers(nn.Module())
     assert moves.lowered == lowered
 
 
@@ -346,8 +344,7 @@ def test_cores_beyond_the_quota_and_spare_ones_are_not_borrowed(
     placed: dict[int, set[int]] = {}
     monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__, print))  # `move`, `lower`
     host.set(16, quota)
-    cores = host.open(*own)
-    assert cores is not None
+    assert (cores := host.open(*own)) is not None
     with closing(cores):
         cores.start_step(Work.ENCODE)
         assert placed == {thread: set(range(num_cores)) for thread in range(team)}
