@@ -53,8 +53,7 @@ class Moves:
         self.error: OSError | None = None
 
     def lower(self, thread: int) -> None:
-        if thread in self.ended:
-            raise ProcessLookupError(3, "No such process")
+        self(thread, ())  # it may have ended
         self.lowered.append(thread)
 
     def __call__(self, thread: int, cores: Collection[int]) -> None:
@@ -343,7 +342,8 @@ def test_cores_beyond_the_quota_and_spare_ones_are_not_borrowed(
     placed: dict[int, set[int]] = {}
     monkeypatch.setattr(CoreShare.__init__, "__defaults__", (placed.__setitem__, print))  # `move`, `lower`
     host.set(16, quota)
-    assert (cores := host.open(*own)) is not None
+    cores = host.open(*own)
+    assert cores is not None
     with closing(cores):
         cores.start_step(Work.ENCODE)
         assert placed == {thread: set(range(num_cores)) for thread in range(team)}

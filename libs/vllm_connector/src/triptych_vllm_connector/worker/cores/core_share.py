@@ -33,7 +33,7 @@ from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
 log = get_logger(__name__)
 
-COMPUTE_NICE = 9  # a seventh of the weight of the host's threads
+COMPUTE_NICE = 5  # a third of the weight of the host's threads
 LOWEST_PRIORITY = 19  # Linux's
 
 
