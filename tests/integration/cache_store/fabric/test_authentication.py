@@ -12,6 +12,7 @@ from tests.integration.cache_store.fabric.conftest import MakeHost, by_each_tran
 from tests.support.fabric.authority import Authority
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.waiting import until, wait_until
 from triptych_cache_store.testing import write_fabric_key
 from triptych_common.protocol.transfers import TransferFailureKind
 
@@ -45,7 +46,7 @@ async def test_another_key(make_host: MakeHost, gateway: OrderingGateway, run_di
     source, target = make_host("a", f"--fabric-key-file={other}", key=False), make_host("b")
     source.encode(HASH, DATA)
     assert failed(await gateway.transfer(source, target, HASH)) is TransferFailureKind.REFUSED
-    assert "fabric peer cut off" in target.agent.log()
+    await until(lambda: "fabric peer cut off" in target.agent.log())
     assert target.store.stats().num_seals_total == 0
 
 
@@ -71,8 +72,8 @@ async def test_a_certificate_of_another_authority(
     source = make_host("a", *stranger, key=False)
     target = make_host("b", *authority.options("b"), key=False)
     await assert_not_let_in(source, target, gateway)
-    assert NOT_TRUSTED in target.agent.log()
-    assert OURS_NOT_TRUSTED in source.agent.log()
+    await until(lambda: NOT_TRUSTED in target.agent.log())
+    await until(lambda: OURS_NOT_TRUSTED in source.agent.log())
 
 
 async def test_a_target_of_another_authority(
@@ -83,8 +84,8 @@ async def test_a_target_of_another_authority(
     target = make_host("b", *other.options("b", ca=authority.path), key=False)
     source = make_host("a", *authority.options("a"), key=False)
     await assert_not_let_in(source, target, gateway)
-    assert NOT_TRUSTED in source.agent.log()
-    assert OURS_NOT_TRUSTED in target.agent.log()
+    await until(lambda: NOT_TRUSTED in source.agent.log())
+    await until(lambda: OURS_NOT_TRUSTED in target.agent.log())
 
 
 async def test_no_tls_against_tls(
@@ -109,7 +110,7 @@ def test_silent_connections_are_cut_off_and_bounded(make_host: MakeHost) -> None
         except ConnectionResetError:
             pass
         sock.close()
-    assert "fabric connection turned away" in target.agent.log()
+    wait_until(lambda: "fabric connection turned away" in target.agent.log(), 10, "it is logged")
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
