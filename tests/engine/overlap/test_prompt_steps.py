@@ -41,9 +41,7 @@ def chunks() -> FixedChunks:
 def engine(make: Callable[..., ParkingEngine], chunks: FixedChunks) -> ParkingEngine:
     engine = make()
     scheduler = engine.scheduler
-    scheduler._prompt_steps = PromptSteps(
-        scheduler, scheduler._stalled, chunks, scheduler._has_all_items, lambda: engine.clock.now_s
-    )
+    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks, lambda: engine.clock.now_s)
     return engine
 
 
@@ -120,61 +118,30 @@ def flood(engine: ParkingEngine) -> None:
     engine.turn()
 
 
-def test_a_prompt_of_another_flow_goes_before_what_a_flood_has_begun(
-    engine: ParkingEngine, steps: list[dict[str, int]]
-) -> None:
-    flood(engine)
-    engine.add("one", text=2 * CHUNK, max_tokens=1, token=7, flow="1")
-    steps.clear()
-    engine.until(lambda: bool(engine.tokens["one"]))
-    order = [name for each in steps for name in each if name != "text"]
-    first = order.index("one")
-    assert set(order[:first]) <= {"flood0"}
-    assert first <= engine.core.batch_queue_size - 1, "but for what was in flight"
-    assert order[first : first + 2] == ["one", "one"]
-    engine.until(lambda: bool(engine.tokens["flood1"]))
-    order = [name for each in steps for name in each if name.startswith("flood")]
-    assert order == sorted(order), "each flow's own go as they came"
-    engine.abort("text")
-    engine.check_idle()
-
-
-def test_what_a_flood_has_begun_goes_on_where_the_other_cannot_begin(
+def test_a_prompt_of_another_flow_goes_before_what_of_a_flood_waits(
     engine: ParkingEngine, steps: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.scheduler.scheduler_config, "max_num_seqs", 2)
-    monkeypatch.setattr(engine.scheduler, "max_num_active_reqs", 2)
+    monkeypatch.setattr(engine.scheduler, "max_num_active_reqs", 2)  # one prompt at a time
     flood(engine)
     engine.add("one", text=2 * CHUNK, max_tokens=1, token=7, flow="1")
     steps.clear()
-    engine.until(lambda: bool(engine.tokens["one"]))
+    engine.until(lambda: bool(engine.tokens["flood1"]))
     order = [name for each in steps for name in each if name != "text"]
-    assert order.index("one") >= PROMPT // CHUNK - engine.core.batch_queue_size
-    assert "flood1" not in order, "it goes before what waits"
-    engine.until(lambda: bool(engine.tokens["flood1"]))
+    assert list(dict.fromkeys(order)) == ["flood0", "one", "flood1"]
     engine.abort("text")
     engine.check_idle()
 
 
-def test_a_request_that_vllm_refuses_holds_nothing_back_twice(
-    engine: ParkingEngine, steps: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flood(engine)
-    allocate = engine.scheduler.kv_cache_manager.allocate_slots
-
-    def refuse(request: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if request.request_id == "one" else allocate(request, *args, **kwargs)
-
-    monkeypatch.setattr(engine.scheduler.kv_cache_manager, "allocate_slots", refuse)
-    engine.add("one", text=2 * CHUNK, max_tokens=1, token=7, flow="1")
-    steps.clear()
-    engine.until(lambda: bool(engine.tokens["flood0"]))
-    last = max(number for number, each in enumerate(steps) if "flood0" in each)
-    assert sum("flood0" not in each for each in steps[:last]) <= 1
-    engine.abort("one")
-    engine.until(lambda: bool(engine.tokens["flood1"]))
+@pytest.mark.parametrize("params", ["x", 5, {"flow": 7}])
+def test_parameters_that_are_none_end_no_engine(engine: ParkingEngine, params: Any) -> None:
+    """Of a text request: vLLM passes on what a caller has put there."""
+    request = engine.add("text", max_tokens=1)
     engine.abort("text")
     engine.check_idle()
+    request.ec_transfer_params = params
+    engine.scheduler._prompt_steps.add_request(request)
+    assert not engine.scheduler._prompt_steps._turns.are_several
+    engine.scheduler._prompt_steps.remove_request(request.request_id)
 
 
 def test_a_prompt_with_images_is_cut_in_their_midst(

@@ -88,18 +88,23 @@ def test_no_flow_gets_more_than_another_by_more_than_a_turn_of_each(asked: list[
                 assert got[one] - got[other] <= 2 * max(cost.values())
 
 
-def test_a_prompt_gives_way_once_to_each_other_flow() -> None:
+def test_what_ends_before_its_turn_has_cost_nothing() -> None:
+    """Else a caller that gives up and asks again falls behind by what it never got."""
     turns = PromptTurns()
-    for number in range(2):
-        turns.add_request(f"f{number}", "f", COST)
-    turns.begin_prompt("f0")
-    for number in range(2):
-        turns.add_request(f"one{number}", "1", COST)
-    turns.add_request("other", "2", COST)
-    assert turns.goes_before("one0", "f0")
-    assert not turns.goes_before("f1", "f0"), "of its own flow none does"
-    turns.give_way("f0", "one0")
-    turns.begin_prompt("one0")
-    assert turns.goes_before("other", "f0")
-    assert not turns.goes_before("one1", "f0")
-    assert served(turns, ["f0", "one0", "f1"]) == ["one0", "f0", "f1"]
+    turns.add_request("busy", "f", COST)
+    turns.begin_prompt("busy")
+    for number in range(50):
+        turns.add_request(f"late{number}", "1", COST)
+        turns.remove_request(f"late{number}")
+    turns.add_request("next", "f", COST)
+    turns.add_request("one", "1", COST)
+    assert served(turns, ["next", "one"]) == ["one", "next"]
+
+
+def test_a_request_that_is_added_again_has_one_turn() -> None:
+    turns = PromptTurns()
+    for _ in range(2):
+        turns.add_request("a", "a", COST)
+    turns.add_request("b", "b", COST)
+    turns.remove_request("a")
+    assert not turns.are_several

@@ -50,7 +50,7 @@ class ParkingMixin:
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share
-        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share), self._has_all_items)
+        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share))
         self._giving_way: GivingWay | None = None
         if policy.is_on:
             self.consumer.use_overlap(policy)
@@ -128,9 +128,6 @@ class ParkingMixin:
         """A stalled request waits from when its last step is done."""
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
-
-    def _has_all_items(self, request: Request) -> bool:
-        return not request.mm_features or bool(self.consumer.is_complete(request.request_id))
 
     def _is_partial(self, engine_request_id: str) -> bool:
         return self._giving_way is not None and engine_request_id in self._giving_way.partial

@@ -4,9 +4,6 @@ Over one of vLLM's schedulers. Those that decode come first in `running`, so tha
 each step; then prompts, in the order of their turns (or priority, where vLLM schedules by it), which share
 the chunk; then stalled requests, which give way first. How long a step took is known when its output is
 handled.
-
-vLLM looks at running requests first. So prompts that are begun and have later turns are held back for a step
-when a waiting request goes before them: then it is begun too, and comes first in the next one.
 """
 
 import time
@@ -16,9 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
@@ -34,17 +30,13 @@ class _Step:
 
 
 class PromptSteps:
-    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it.
-
-    `can_begin`: whether a waiting request has all that it waits for.
-    """
+    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it."""
 
     def __init__(
         self,
         scheduler: Any,
         stalled: Set[str],
         chunks: PromptChunks,
-        can_begin: Callable[[Request], bool] = lambda request: True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         config = scheduler.scheduler_config
@@ -57,11 +49,8 @@ class PromptSteps:
         self._scheduler = scheduler
         self._stalled = stalled
         self._chunks = chunks
-        self._can_begin = can_begin
         self._now = now
         self._turns = PromptTurns()
-        self._held_back: list[Request] = []
-        self._passed: str | None = None  # a waiting request for which others were held back, and in vain
         self._max_tokens: int = scheduler.max_num_scheduled_tokens
         self._decoding: set[str] = set()
         self._in_flight: deque[_Step] = deque()
@@ -69,7 +58,8 @@ class PromptSteps:
 
     def add_request(self, request: Request) -> None:
         """It has come."""
-        flow = (request.ec_transfer_params or {}).get("flow")
+        params = request.ec_transfer_params  # vLLM takes anything
+        flow = params.get("flow") if isinstance(params, dict) else ""
         self._turns.add_request(
             request.request_id, flow if isinstance(flow, str) else "", request.num_prompt_tokens
         )
@@ -95,7 +85,6 @@ class PromptSteps:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
             scheduler.running.sort(key=self._order)
-            self._hold_back()
 
     def _sort_waiting(self) -> None:
         waiting = self._scheduler.waiting
@@ -105,48 +94,10 @@ class PromptSteps:
             waiting.clear()
             waiting.extend(ordered)
 
-    def _hold_back(self) -> None:
-        """Prompts that run and come after the first of those that wait, if that one can begin."""
-        scheduler = self._scheduler
-        if not (self._turns.are_several and scheduler.waiting) or self._is_by_priority:
-            return
-        first = scheduler.waiting.peek_request().request_id
-        later = [
-            each
-            for each in scheduler.running
-            if self._rank(each) == 1 and self._turns.goes_before(first, each.request_id)
-        ]
-        if not later or first == self._passed or not self._has_room(scheduler.waiting.peek_request()):
-            return
-        self._held_back, self._passed = later, first
-        held = {each.request_id for each in later}
-        for each in held:
-            self._turns.give_way(each, first)
-        scheduler.running = [each for each in scheduler.running if each.request_id not in held]
-
-    def _has_room(self, request: Request) -> bool:
-        """A seat for each that waits, and KV blocks beside a new one for each that runs."""
-        scheduler = self._scheduler
-        manager = scheduler.kv_cache_manager
-        num_needed = sum(
-            cdiv(request.num_tokens, group.kv_cache_spec.block_size) + len(scheduler.running)
-            for group in scheduler.kv_cache_config.kv_cache_groups
-        )
-        num_seats = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
-        return bool(
-            request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            and len(scheduler.running) + len(scheduler.waiting) <= num_seats
-            and num_needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks()
-            and self._can_begin(request)
-        )
-
     def on_step_scheduled(self, output: Any) -> None:
         """vLLM has scheduled the step."""
         for request in output.scheduled_new_reqs:
             self._turns.begin_prompt(request.req_id)
-        if self._held_back:
-            self._scheduler.running += self._held_back
-            self._held_back = []
         if not self._is_on:
             return
         scheduled = output.num_scheduled_tokens

@@ -5,13 +5,10 @@ are one flow. Start-time fair queueing (Goyal, Vin and Cheng, 1996): each reques
 comes, the start of its turn. A flow's turn starts where its last one ends, or now if that is later. Now is
 the tag of the prompt that began last. A turn ends later by the tokens of the prompt. Prompts go by their
 tags, so a flow that has one request waits for none of what another has beyond its own turn, and requests of
-one flow go as they came. A prompt that is being computed gives way to one of another flow whose turn starts
-at the same time: so a request after a pause does not wait for the rest of it, and each flow passes it once.
+one flow go as they came. What ends before its turn has cost nothing.
 """
 
 from collections import Counter
-
-_JUST_AFTER = 0.5  # tokens: less than any turn takes
 
 
 class PromptTurns:
@@ -22,6 +19,7 @@ class PromptTurns:
         self._ends: dict[str, float] = {}  # by flow, of those that end later than now
         self._tags: dict[str, float] = {}
         self._flows: dict[str, str] = {}
+        self._not_begun: dict[str, int] = {}  # tokens of their prompts
         self._num_requests: Counter[str] = Counter()  # by flow
 
     @property
@@ -30,35 +28,32 @@ class PromptTurns:
         return len(self._num_requests) > 1
 
     def add_request(self, engine_request_id: str, flow: str, num_tokens: int) -> None:
-        """A request with a prompt of so many tokens has come."""
+        """A request with a prompt of so many tokens has come. Again: nothing new."""
+        if engine_request_id in self._tags:
+            return
         tag = max(self._now, self._ends.get(flow, 0.0))
         self._ends[flow] = tag + num_tokens
         self._tags[engine_request_id] = tag
         self._flows[engine_request_id] = flow
+        self._not_begun[engine_request_id] = num_tokens
         self._num_requests[flow] += 1
 
     def begin_prompt(self, engine_request_id: str) -> None:
         """Its prompt is computed from now on. Idempotent."""
+        self._not_begun.pop(engine_request_id, None)
         tag = self._tags.get(engine_request_id, 0.0)
         if tag > self._now:
             self._now = tag
             self._ends = {flow: end for flow, end in self._ends.items() if end > tag}
-
-    def goes_before(self, waiting: str, running: str) -> bool:
-        """Does the prompt that runs give way to the one that waits?"""
-        is_other = self._flows.get(waiting) != self._flows.get(running)
-        return is_other and self.tag_of(waiting) <= self.tag_of(running)
-
-    def give_way(self, running: str, waiting: str) -> None:
-        """From now on the prompt that runs comes after the one that waits."""
-        if running in self._tags:
-            self._tags[running] = max(self._tags[running], self.tag_of(waiting) + _JUST_AFTER)
 
     def remove_request(self, engine_request_id: str) -> None:
         """It has ended. Idempotent."""
         flow = self._flows.pop(engine_request_id, None)
         if flow is not None:
             del self._tags[engine_request_id]
+            num_tokens = self._not_begun.pop(engine_request_id, 0)
+            if num_tokens and flow in self._ends:
+                self._ends[flow] -= num_tokens
             self._num_requests[flow] -= 1
             if not self._num_requests[flow]:
                 del self._num_requests[flow]
