@@ -1,6 +1,7 @@
 """Real engines, started once for all tests that can share them."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -11,6 +12,19 @@ from tests.support.real.system import EXACT, Server, System, load_strips, runnin
 
 TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 """By API key; `none` is what a `Server` sends if a test names no other."""
+
+
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """vLLM sets variables of this process when a test makes a configuration in it, `LD_PRELOAD` among them.
+
+    Engines that were started with these could not be forked (`tests.support.real.warm`).
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_vl": Family(qwen3_vl, {IMAGE: 4, VIDEO: 2}, VISUAL),
         "llava": Family(llava, {IMAGE: 4}, PROJECTED),
         "llava_onevision": Family(llava_onevision, {IMAGE: 4, VIDEO: 2}, PROJECTED),
-        "internvl": Family(internvl, {IMAGE: 4}, frozenset({"vision_model", "mlp1"})),
+        "internvl": Family(internvl, {IMAGE: 4}, PROJECTED),
         "gemma3": Family(gemma3, {IMAGE: 4}, PROJECTED),
         "mistral3": Family(mistral3, {IMAGE: 4}, PROJECTED),
         "idefics3": Family(idefics3, {IMAGE: 4}, frozenset({"model.vision_model", "model.connector"})),
