@@ -39,6 +39,7 @@ BY_LIBRARIES = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_") 
 BY_PYTHON = ("PYTHON",)
 ANY_VALUE = frozenset(
     {
+        "LD_LIBRARY_PATH",  # set by cv2 wherever it is imported; of use to a new program only
         "PYTEST_CURRENT_TEST",  # read by nobody, and copied with all others
         "TMPDIR",  # forgotten after the fork
         "VLLM_SERVER_DEV_MODE",  # at the import, the default of an option: whether errors are logged in full
