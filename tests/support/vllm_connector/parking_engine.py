@@ -33,9 +33,11 @@ from triptych_vllm_connector.consumer.preallocator import make_preallocator
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
     from vllm.config import VllmConfig
+    from vllm.config.lora import LoRAConfig
     from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase
     from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
@@ -157,6 +159,7 @@ class ParkingEngine:
         num_blocks: int = 200,
         max_num_seqs: int = 8,
         policy: str = "fcfs",
+        max_loras: int = 0,
         **overlap: Any,
     ) -> None:
         self.clock = Clock()
@@ -182,6 +185,7 @@ class ParkingEngine:
         config = vllm_config()
         config.cache_config.num_gpu_blocks = num_blocks
         config.scheduler_config.max_num_seqs, config.scheduler_config.policy = max_num_seqs, policy
+        config.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=32, dtype=torch.float32)
         self.scheduler = scheduler_cls(
             vllm_config=config,
@@ -215,8 +219,12 @@ class ParkingEngine:
         prompt_logprobs: int | None = None,
         token: int = TEXT,
         flow: str = "",
+        adapter: int = 0,
     ) -> Any:
-        """`text` tokens stand before each item, and behind the last one. They are all `token`."""
+        """`text` tokens stand before each item, and behind the last one. They are all `token`.
+
+        `adapter`: the number of a LoRA adapter; 0: of none.
+        """
         features, offset = [], 0
         for item, length in zip(items, rows, strict=False):
             offset += text
@@ -254,6 +262,7 @@ class ParkingEngine:
                 extra_args={"ec_transfer_params": params} if items or flow else None,
             ),
             pooling_params=None,
+            lora_request=LoRARequest(f"adapter-{adapter}", adapter, "none") if adapter else None,
             mm_features=features,
             block_hasher=block_hasher(),
         )

@@ -115,6 +115,24 @@ async def test_a_heartbeat_whose_answer_is_lost_costs_no_place_in_the_registry(
                     assert await Registry(near).list_instances() == [RECORD]
 
 
+async def test_a_second_connection_may_be_dead_as_the_first_one_is(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count(1)
+    register = registry.register
+
+    async def hang_twice(record: InstanceRecord, **options: Any) -> str | None:
+        if next(numbers) in (2, 3):  # the first one registers
+            await asyncio.Event().wait()
+        return await register(record, **options)
+
+    monkeypatch.setattr(registry, "register", hang_twice)
+    async with registry.keep_registered(RECORD, interval_s=60, ttl_s=0.4) as registration:
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            await registration.beat_in_time()
+        assert next(numbers) == 5
+
+
 async def test_dead_instance_disappears(registry: Registry) -> None:
     await registry.register(RECORD, ttl_s=0.1)
     assert await registry.list_instances() == [RECORD]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ log = get_logger(__name__)
 
 INTERVAL_S = 1.0
 TTL_S = 4.0
+MAX_BEATS = 3  # on their way at the same time
 _FORGET_AFTER_S = 3600.0
 
 FORGET, DEREGISTER, CLEAR_INBOXES = (
@@ -79,36 +80,35 @@ class Registration:
         """As `beat`; where no answer comes in half of the time that the record lives, another one beside it.
 
         The network may have lost the first one's answer, or TCP waits before it sends again, longer than the
-        record lives. A Redis that can be reached answers on a new connection at once.
+        record lives. A Redis that can be reached answers on a new connection at once; connections that were
+        kept may be dead as the first one is, so there are `MAX_BEATS` at most, half of that time apart.
 
         Raises:
-            BusUnavailableError: neither was answered.
+            BusUnavailableError: none was answered.
         """
         loop = asyncio.get_running_loop()
         beats = [loop.create_task(self.beat())]
+        pending = set(beats)
         try:
-            done, _ = await asyncio.wait(beats, timeout=self._ttl_s / 2)
-            if not done:
-                beats.append(loop.create_task(self.beat()))
-            await _first_success(beats)
+            while True:
+                done, pending = await asyncio.wait(
+                    pending, timeout=self._ttl_s / 2, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done and len(beats) < MAX_BEATS:
+                    beats.append(loop.create_task(self.beat()))
+                    pending.add(beats[-1])
+                for each in done:
+                    try:
+                        each.result()
+                    except BusUnavailableError:
+                        if not pending:
+                            raise
+                    else:
+                        return
         finally:
             for each in beats:
                 each.cancel()
             await asyncio.gather(*beats, return_exceptions=True)
-
-
-async def _first_success(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    """Raises BusUnavailableError: all have failed so."""
-    num_left = len(tasks)
-    for each in asyncio.as_completed(tasks):
-        num_left -= 1
-        try:
-            await each
-        except BusUnavailableError:
-            if not num_left:
-                raise
-        else:
-            return
 
 
 class Registry:

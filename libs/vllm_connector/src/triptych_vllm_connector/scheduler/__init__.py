@@ -10,6 +10,7 @@ prompt_steps           PromptSteps: while requests decode, a step takes a chunk 
 prompt_turns           PromptTurns: whose prompt comes next, where API keys share the engine.
 prompt_chunks          PromptChunks: how large, so that decoding keeps its share of the time.
 clipping               Where prompts may be computed in parts of any length.
+lora_slots             LoraSlots: stalled requests keep their adapters.
 partial_requests       PartialRequests: those that began without all of their items, and how many may.
 encoder_cache_manager  vLLM's encoder cache, on prefill_decode and on the encoder.
 failed_loads           What is undone when a worker could not read a tensor.

@@ -23,6 +23,7 @@ from triptych_vllm_connector.scheduler.encoder_cache_manager import Preallocatin
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
+from triptych_vllm_connector.scheduler.lora_slots import LoraSlots
 from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
@@ -45,6 +46,7 @@ class ParkingMixin:
         self._stalled: set[str] = set()
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
+        self._lora_slots = LoraSlots(self.lora_config.max_loras if self.lora_config else 0)  # type: ignore[attr-defined]
         self.num_steps = 0
         describe_kv_caches(getattr(self, "connector", None))
         config = connector.config
@@ -65,6 +67,7 @@ class ParkingMixin:
         self._resume_ready()
         self.num_steps += 1
         self._deferred.clear()
+        self._lora_slots.refused.clear()
         if self._giving_way is not None:
             self._giving_way.before_step()
         self._prompt_steps.before_step()
@@ -79,6 +82,9 @@ class ParkingMixin:
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
+        """Called before a waiting request gets KV blocks. True: it stays in the queue, or is parked."""
+        if not self._lora_slots.may_begin(request, self.running):  # type: ignore[attr-defined]
+            return True
         pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
         if not pending and request.mm_features and self.consumer.is_partial(request.request_id):
             pending = not self._may_begin_in_part(request)
@@ -191,6 +197,7 @@ class ParkingMixin:
         if self._giving_way is not None:
             self._giving_way.partial.end(request.request_id)
         self._prompt_steps.remove_request(request.request_id)
+        self._lora_slots.refused.clear()  # whoever it was, there may be a slot
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
@@ -205,7 +212,8 @@ class ParkingMixin:
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:
         self._resume_ready()
-        if self._stalled and self.get_num_unfinished_requests() == len(self._stalled):  # type: ignore[attr-defined]
+        num_waiting = len(self._stalled) + len(self._lora_slots.refused)
+        if self._stalled and self.get_num_unfinished_requests() == num_waiting:  # type: ignore[attr-defined]
             return self.has_finished_requests() or self._has_views_to_drop
         has_requests: bool = super().has_requests()  # type: ignore[misc]
         return has_requests
@@ -262,6 +270,7 @@ class ParkingMixin:
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._loads_in_flight.note_departure(request, self)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        self._lora_slots.refused.clear()
         if request.mm_features:
             if request.request_id in self._stalled:
                 self._stalled.remove(request.request_id)

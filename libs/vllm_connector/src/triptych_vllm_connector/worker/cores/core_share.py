@@ -115,6 +115,7 @@ class CoreShare:
         """
         before_each_layer(model, self.start_layer)
         if self._policy == "text_first":
+            self._look_up_team(self._team_looked_up)  # loading has ended threads, and started others
             for thread in self._team:  # what is started later has the priority of the calling one
                 with suppress(ProcessLookupError):
                     self._lower(thread)
