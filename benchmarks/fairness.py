@@ -1,6 +1,7 @@
 """What a flood of images of one API key costs another key that asks one image a second. Real engines.
 
-    python benchmarks/fairness.py [--seconds 40] [--rounds 2] [--clients 16] [--scale m] [--json FILE]
+    python benchmarks/fairness.py [--seconds 40] [--rounds 2] [--clients 16] [--scale m]
+        [--core-policy text_first] [--json FILE]
 
 One system as `up` starts it (one encoder, one prefill_decode, one gateway), with two API keys and a model of
 a scale of `compare`. Every image is new. Each round has two parts of `--seconds` each, of which the first
@@ -39,6 +40,7 @@ from load.json_reports import write_json
 from serving.stage_times import spans_between
 
 from triptych_cli.settings import DEFAULT_MODEL, CliSettings
+from triptych_common.cores.plan import CORE_POLICIES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -197,6 +199,7 @@ def main() -> int:
     )
     parser.add_argument("--images", type=int, default=1, help="of each request of the flood")
     parser.add_argument("--scale", choices=list(SCALES), default="m")
+    parser.add_argument("--core-policy", choices=CORE_POLICIES, default="text_first")
     parser.add_argument("--seed", type=int, default=0, help="of all contents")
     parser.add_argument("--engine-args", default=ENGINE_ARGS, help="of vLLM, for both engines")
     parser.add_argument("--cache", type=Path, default=CliSettings().state_dir / "bench-models")
@@ -206,7 +209,11 @@ def main() -> int:
     scale = SCALES[options.scale]
     model = model_folder(scale, DEFAULT_MODEL, options.cache)
     figures = Figures()
-    args = [f"--encoder-args={options.engine_args}", f"--prefill-decode-args={options.engine_args}"]
+    args = [
+        f"--encoder-args={options.engine_args}",
+        f"--prefill-decode-args={options.engine_args}",
+        f"--core-policy={options.core_policy}",
+    ]
     with tempfile.TemporaryDirectory(prefix="triptych-keys-") as folder:
         keys = str(write_keys(Path(folder)))
         with running_system(*args, model=model, TRIPTYCH_API_KEYS_FILE=keys) as system:
