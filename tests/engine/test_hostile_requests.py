@@ -8,7 +8,6 @@ import base64
 import concurrent.futures
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -31,7 +30,6 @@ from tests.support.waiting import free_port, wait_until
 
 pytestmark = pytest.mark.engine
 
-UNCHECKED = Path(__file__).resolve().parents[1] / "support" / "unchecked"
 QUESTION = {"type": "text", "text": "read the digits"}
 NUM_CLIENTS = 4
 NUM_NEIGHBOURS = 24
@@ -87,8 +85,8 @@ def guarded(switch: Path) -> Iterator[System]:
         TRIPTYCH_REQUEST_IMAGE_OPTIONS=json.dumps(option_sets.ALLOWED_IMAGE_OPTIONS),
         TRIPTYCH_MAX_IMAGE_PIXELS=str(MAX_PIXELS),
         TRIPTYCH_PREPROCESS_PIXELS=str(MAX_PIXELS),
-        TEST_UNCHECKED_ITEMS=str(switch),
-        PYTHONPATH=os.pathsep.join(filter(None, [str(UNCHECKED), os.environ.get("PYTHONPATH")])),
+        UNCHECKED_ITEMS=str(switch),
+        is_forked=True,
     ) as running:  # fmt: skip
         yield running
 

@@ -18,7 +18,7 @@ QUESTION = {"type": "text", "text": "read the digits"}
 
 @pytest.fixture(scope="module")
 def redis_system() -> Iterator[System]:
-    with running_system(TRIPTYCH_TRANSPORT="redis") as running:
+    with running_system(TRIPTYCH_TRANSPORT="redis", is_forked=True) as running:
         yield running
 
 

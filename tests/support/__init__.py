@@ -11,7 +11,6 @@ vllm_connector/   the connector's consumer, schedulers and workers in a test's h
 fabric/           stores with a fabric agent each, and the gateway that orders transfers
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
-unchecked/        on an encoder's path: switches its check of items off
 debian_packages   Debian's packages, unpacked for the tests: Prometheus, a Chromium
 waiting           waits: in an event loop, and for other processes; free ports
 leftovers         what must not be in the store at rest

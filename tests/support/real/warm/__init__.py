@@ -14,6 +14,7 @@ preload          in the server: what it imports, and the environment that counts
 server           the process that forks, and what becomes of a forked one
 client           asks it; a process that it forked
 processing_calls in every process: notes calls of models' processors, for tests that count them
+unchecked_items  in every process: switches an encoder's check of items off, while a test wants it
 patches          a forked launcher forks its supervisor, and that one its services
 engine_process   a forked service forks EngineCore
 """

@@ -34,6 +34,7 @@ MODULES = (
     "vllm.model_executor.models.qwen2_5_vl",
     "vllm.renderers.hf",
     "tests.support.real.warm.processing_calls",
+    "tests.support.real.warm.unchecked_items",
 )
 BY_LIBRARIES = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_")  # read before any Python
 BY_PYTHON = ("PYTHON",)
