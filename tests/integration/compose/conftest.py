@@ -6,6 +6,7 @@ Images stay afterwards (the next run builds on them); containers, networks and v
     TRIPTYCH_WHEELS   an image with wheels for the build; else wheels of a local PIP_FIND_LINKS are handed in
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,6 +41,13 @@ def _docker_engine() -> None:
 @pytest.fixture(scope="session")
 def compose(_docker_engine: None) -> Iterator[Compose]:
     """The project, not started yet; taken down at the end, whatever happened."""
+    with _project("") as project:
+        yield project
+
+
+@contextlib.contextmanager
+def _project(suffix: str, **more: str) -> Iterator[Compose]:
+    """One on a port of its own; taken down at the end, whatever happened. `more`: of its environment."""
     model = Path(os.environ.get("TRIPTYCH_MODEL", ROOT / "models" / "digits-vl"))
     if not any(model.glob("*.safetensors")):
         pytest.skip(f"no weights in {model}; name a model folder with TRIPTYCH_MODEL")
@@ -51,8 +59,9 @@ def compose(_docker_engine: None) -> Iterator[Compose]:
         "TRIPTYCH_PROMETHEUS_PORT": str(_free_port()),
         "TRIPTYCH_WHEELS": os.environ.get("TRIPTYCH_WHEELS") or _image_of_local_wheels(),
         "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+        **more,
     }
-    project = Compose(f"triptych-test-{os.getpid()}", port, env)
+    project = Compose(f"triptych-test-{os.getpid()}{suffix}", port, env)
     try:
         yield project
     finally:
@@ -65,6 +74,15 @@ def system(compose: Compose) -> Compose:
     compose.run("build", limit_s=BUILD_LIMIT_S)
     compose.up()
     return compose
+
+
+@pytest.fixture
+def in_two_stages(_docker_engine: None) -> Iterator[Compose]:
+    """The project with compose.epd.yaml on top, up as that file says."""
+    with _project("-epd", COMPOSE_FILE=os.pathsep.join(("compose.yaml", "compose.epd.yaml"))) as project:
+        project.run("build", limit_s=BUILD_LIMIT_S)
+        project.up()
+        yield project
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ SESSION = (
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_audio, "av", av)
+    for name in ("_BAD_SF_CODES", "load_audio_pyav"):
+        monkeypatch.setattr(vllm_audio, name, getattr(vllm_audio, name))
 
 
 def encoded(container: str, codec: str) -> bytes:
@@ -49,18 +51,17 @@ def test_each_container_has_ffmpegs_name() -> None:
     assert FORMATS.keys() == AUDIO_CONTAINERS.keys()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        wav(),
-        encoded("flac", "flac"),
-        encoded("ogg", "libopus"),
-        encoded("mp4", "aac"),
-        encoded("webm", "libopus"),
-        encoded("mp3", "libmp3lame"),
-    ],
-    ids=["wav", "flac", "ogg", "mp4", "webm", "mp3"],
-)
+SOUNDS = {
+    "wav": wav(),
+    "flac": encoded("flac", "flac"),
+    "ogg": encoded("ogg", "libopus"),
+    "mp4": encoded("mp4", "aac"),
+    "webm": encoded("webm", "libopus"),
+    "mp3": encoded("mp3", "libmp3lame"),
+}
+
+
+@pytest.mark.parametrize("content", SOUNDS.values(), ids=SOUNDS)
 def test_sounds_are_read_as_before(content: bytes) -> None:
     before, rate = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
     read_audio_formats_only()
@@ -68,6 +69,19 @@ def test_sounds_are_read_as_before(content: bytes) -> None:
     after, rate_after = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
     assert (rate, len(before)) == (rate_after, len(after))
     assert len(after) > 0
+
+
+@pytest.mark.parametrize("content", SOUNDS.values(), ids=SOUNDS)
+def test_a_damaged_sound_is_bad_input_and_no_fault(content: bytes) -> None:
+    """vLLM answers 400 for a ValueError, and 500 for all else."""
+    read_audio_formats_only()
+    num_refused = 0
+    for length in (*range(0, 200, 8), *range(200, len(content), 197)):
+        try:
+            vllm_audio.load_audio(io.BytesIO(content[:length]))
+        except ValueError:
+            num_refused += 1
+    assert num_refused > 1
 
 
 @pytest.mark.parametrize(

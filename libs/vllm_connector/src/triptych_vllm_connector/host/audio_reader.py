@@ -1,5 +1,7 @@
-"""Which containers vLLM's audio reader may open, and that FFmpeg does not guess what a file is."""
+"""Which containers vLLM's audio reader may open, that FFmpeg does not guess, and what damaged ones are."""
 
+import functools
+from collections.abc import Callable, Container
 from types import ModuleType
 from typing import Any
 
@@ -35,8 +37,36 @@ class NamedFormats:
         return self._av.open(file, format=FORMATS[name])
 
 
+class AnyCode(Container[object]):
+    """In the place of the set of libsndfile's error codes upon which vLLM asks PyAV.
+
+    vLLM takes the others for faults of its own, and answers 500; many of them are malformed headers. The
+    bytes are in memory, so nothing but they can be at fault.
+    """
+
+    def __contains__(self, code: object) -> bool:
+        return True
+
+
+def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's reader by PyAV, for which whatever decoders raise about a stranger's bytes is a ValueError."""
+
+    @functools.wraps(read)
+    def read_or_refuse(*args: Any, **options: Any) -> Any:
+        try:
+            return read(*args, **options)
+        except (ImportError, ValueError):
+            raise
+        except Exception as error:
+            raise ValueError("the bytes are not audio that can be decoded") from error
+
+    return read_or_refuse
+
+
 def read_audio_formats_only() -> None:
     """From now on this process's vLLM opens audio of `FORMATS` alone, each as what it begins like.
+
+    What cannot be read is a ValueError, which vLLM answers by 400.
 
     Raises:
         TypeError: vLLM reads audio by something else.
@@ -45,6 +75,8 @@ def read_audio_formats_only() -> None:
 
     if isinstance(audio.av, NamedFormats):
         return
-    if not isinstance(audio.av, ModuleType):
-        raise TypeError("vLLM's reader of audio does not have PyAV where it was")
+    if not isinstance(audio.av, ModuleType) or not isinstance(audio._BAD_SF_CODES, set):
+        raise TypeError("vLLM's reader of audio does not have PyAV and libsndfile where they were")
     audio.av = NamedFormats(audio.av)
+    audio._BAD_SF_CODES = AnyCode()
+    audio.load_audio_pyav = refusing(audio.load_audio_pyav)
