@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
 
 from tests.support.vllm_connector.fake_engine import mm_hash
 from tests.support.vllm_connector.parking_engine import ParkingEngine
@@ -72,4 +73,34 @@ def test_the_slot_of_aborted_requests_is_free(make: Make) -> None:
     engine.abort("r2")
     engine.run()
     assert engine.tokens["r1"] == DONE
+    engine.check_idle()
+
+
+def test_a_request_without_a_slot_ends_when_its_time_is_up(make: Make) -> None:
+    engine = stalled(make, max_loras=1)
+    overdue = engine.add("r1", B, text=20, adapter=DUTCH)
+    engine.comes(B)
+    engine.run()
+    assert "r1" not in engine.ended
+    engine.consumer.fail_overdue(overdue)
+    engine.run()
+    assert "r1" in engine.ended
+    engine.comes(A)
+    engine.run()
+    assert engine.tokens["r0"] == DONE
+    engine.check_idle()
+
+
+def test_what_runs_goes_on_while_the_queue_is_paused(make: Make) -> None:
+    engine = stalled(make, max_loras=1)
+    engine.add("r1", max_tokens=5)
+    engine.add("r2", adapter=DUTCH)
+    engine.until(lambda: len(engine.tokens["r1"]) > 1)
+    engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    engine.run()
+    assert len(engine.tokens["r1"]) == 5
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.comes(A)
+    engine.run()
+    assert (engine.tokens["r0"], engine.tokens["r2"]) == (DONE, DONE)
     engine.check_idle()

@@ -10,7 +10,7 @@ from tests.integration.compose.project import Compose
 from tests.integration.compose.test_compose import read_digits
 from tests.support.scraping import Scrape, scrape
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]  # it may build the images
 
 
 def test_a_kv_cache_goes_from_one_container_to_another(
@@ -24,7 +24,7 @@ def test_a_kv_cache_goes_from_one_container_to_another(
     ) as client:
         answers = {samples(number)[1]: read_digits(client, samples(number)[0]) for number in (4, 5, 7)}
     assert sum(expected == answer for expected, answer in answers.items()) >= 2, answers
-    assert scrape(in_two_stages.port).total("triptych_gateway_routes_total", way="staged") == len(answers)
+    assert scrape(in_two_stages.port).total("triptych_gateway_routes_total", way="staged") >= len(answers)
     metrics = (
         "import os, urllib.request as http; "
         "print(http.urlopen(f'http://localhost:{os.environ[\"TRIPTYCH_PORT\"]}/metrics').read().decode())"

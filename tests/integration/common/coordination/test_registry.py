@@ -115,7 +115,7 @@ async def test_a_heartbeat_whose_answer_is_lost_costs_no_place_in_the_registry(
                     assert await Registry(near).list_instances() == [RECORD]
 
 
-async def test_a_second_connection_may_be_dead_as_the_first_one_is(
+async def test_another_connection_may_be_dead_as_the_first_one_is(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = itertools.count(1)

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 INTERVAL_S = 1.0
 TTL_S = 4.0
-MAX_BEATS = 3  # on their way at the same time
+MAX_BEATS = 3  # for one that is due
 _FORGET_AFTER_S = 3600.0
 
 FORGET, DEREGISTER, CLEAR_INBOXES = (
@@ -77,11 +77,11 @@ class Registration:
         self._is_registered = True
 
     async def beat_in_time(self) -> None:
-        """As `beat`; where no answer comes in half of the time that the record lives, another one beside it.
+        """As `beat`; where no answer comes in a quarter of the time that the record lives, another one too.
 
         The network may have lost the first one's answer, or TCP waits before it sends again, longer than the
         record lives. A Redis that can be reached answers on a new connection at once; connections that were
-        kept may be dead as the first one is, so there are `MAX_BEATS` at most, half of that time apart.
+        kept may be dead as the first one is, so there are up to `MAX_BEATS`.
 
         Raises:
             BusUnavailableError: none was answered.
@@ -89,22 +89,21 @@ class Registration:
         loop = asyncio.get_running_loop()
         beats = [loop.create_task(self.beat())]
         pending = set(beats)
+        pause_s = self._ttl_s / (MAX_BEATS + 1)
         try:
-            while True:
+            while pending:
                 done, pending = await asyncio.wait(
-                    pending, timeout=self._ttl_s / 2, return_when=asyncio.FIRST_COMPLETED
+                    pending, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done and len(beats) < MAX_BEATS:
                     beats.append(loop.create_task(self.beat()))
                     pending.add(beats[-1])
-                for each in done:
-                    try:
-                        each.result()
-                    except BusUnavailableError:
-                        if not pending:
-                            raise
-                    else:
-                        return
+                errors = [each.exception() for each in done]
+                if None in errors:
+                    return
+                for error in errors:
+                    if error is not None and not (pending and isinstance(error, BusUnavailableError)):
+                        raise error
         finally:
             for each in beats:
                 each.cancel()

@@ -1,11 +1,12 @@
 """Which containers vLLM's audio reader may open, that FFmpeg does not guess, and what damaged ones are."""
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, container_of
+from triptych_common.domain.transient import is_transient
 
 # FFmpeg's own names. Left to itself it finds a play list or a session description behind an ID3 tag, say,
 # and reads what that names: other files, or packets from the network, for which it waits for ever.
@@ -37,19 +38,12 @@ class NamedFormats:
         return self._av.open(file, format=FORMATS[name])
 
 
-class AnyCode(Container[object]):
-    """In the place of the set of libsndfile's error codes upon which vLLM asks PyAV.
+def refusing(read: Callable[..., Any], leaves: Callable[[Exception], bool]) -> Callable[..., Any]:
+    """One of vLLM's readers, for which what decoders raise about a stranger's bytes is a ValueError.
 
-    vLLM takes the others for faults of its own, and answers 500; many of them are malformed headers. The
-    bytes are in memory, so nothing but they can be at fault.
+    vLLM takes much of that for a fault of its own, and answers 500. `leaves`: what is raised as it is, as are
+    faults of the machine.
     """
-
-    def __contains__(self, code: object) -> bool:
-        return True
-
-
-def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's reader by PyAV, for which whatever decoders raise about a stranger's bytes is a ValueError."""
 
     @functools.wraps(read)
     def read_or_refuse(*args: Any, **options: Any) -> Any:
@@ -58,6 +52,8 @@ def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
         except (ImportError, ValueError):
             raise
         except Exception as error:
+            if is_transient(error) or leaves(error):
+                raise
             raise ValueError("the bytes are not audio that can be decoded") from error
 
     return read_or_refuse
@@ -75,8 +71,14 @@ def read_audio_formats_only() -> None:
 
     if isinstance(audio.av, NamedFormats):
         return
-    if not isinstance(audio.av, ModuleType) or not isinstance(audio._BAD_SF_CODES, set):
-        raise TypeError("vLLM's reader of audio does not have PyAV and libsndfile where they were")
+    if not isinstance(audio.av, ModuleType):
+        raise TypeError("vLLM's reader of audio does not have PyAV where it was")
+
+    def is_for_pyav(error: Exception) -> bool:
+        """vLLM asks it for what libsndfile does not know."""
+        is_code = isinstance(error, audio.soundfile.LibsndfileError)
+        return is_code and error.code in audio._BAD_SF_CODES  # type: ignore[attr-defined]
+
     audio.av = NamedFormats(audio.av)
-    audio._BAD_SF_CODES = AnyCode()
-    audio.load_audio_pyav = refusing(audio.load_audio_pyav)
+    audio.load_audio_soundfile = refusing(audio.load_audio_soundfile, is_for_pyav)
+    audio.load_audio_pyav = refusing(audio.load_audio_pyav, lambda _: False)

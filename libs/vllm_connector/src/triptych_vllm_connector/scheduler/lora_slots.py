@@ -11,20 +11,16 @@ from vllm.v1.request import Request
 
 
 class LoraSlots:
-    """`refused`: engine request ids of waiting requests that had no slot in the last step."""
+    """`max_loras`: how many adapters a step may have."""
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
-        self.refused: set[str] = set()
 
-    def may_begin(self, request: Request, running: Iterable[Request]) -> bool:
+    def has_room(self, request: Request, running: Iterable[Request]) -> bool:
         """Is there a slot for the adapter of this waiting request, beside those of all that run?"""
         adapter = _adapter_of(request)
         held = {_adapter_of(each) for each in running} - {0}
-        if adapter in held or not adapter or len(held) < self._max_loras:
-            return True
-        self.refused.add(request.request_id)
-        return False
+        return not adapter or adapter in held or len(held) < self._max_loras
 
 
 def _adapter_of(request: Request) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -46,6 +47,7 @@ class ParkingMixin:
         self._stalled: set[str] = set()
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
+        self._without_slot: list[Request] = []  # of the waiting ones, in the last step
         self._lora_slots = LoraSlots(self.lora_config.max_loras if self.lora_config else 0)  # type: ignore[attr-defined]
         self.num_steps = 0
         describe_kv_caches(getattr(self, "connector", None))
@@ -67,7 +69,7 @@ class ParkingMixin:
         self._resume_ready()
         self.num_steps += 1
         self._deferred.clear()
-        self._lora_slots.refused.clear()
+        self._without_slot.clear()
         if self._giving_way is not None:
             self._giving_way.before_step()
         self._prompt_steps.before_step()
@@ -83,7 +85,8 @@ class ParkingMixin:
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
         """Called before a waiting request gets KV blocks. True: it stays in the queue, or is parked."""
-        if not self._lora_slots.may_begin(request, self.running):  # type: ignore[attr-defined]
+        if not self._lora_slots.has_room(request, self.running):  # type: ignore[attr-defined]
+            self._without_slot.append(request)
             return True
         pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
         if not pending and request.mm_features and self.consumer.is_partial(request.request_id):
@@ -197,7 +200,6 @@ class ParkingMixin:
         if self._giving_way is not None:
             self._giving_way.partial.end(request.request_id)
         self._prompt_steps.remove_request(request.request_id)
-        self._lora_slots.refused.clear()  # whoever it was, there may be a slot
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
@@ -212,11 +214,25 @@ class ParkingMixin:
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:
         self._resume_ready()
-        num_waiting = len(self._stalled) + len(self._lora_slots.refused)
-        if self._stalled and self.get_num_unfinished_requests() == num_waiting:  # type: ignore[attr-defined]
+        if self._stalled and self.get_num_unfinished_requests() == self._num_waiting_for_others:  # type: ignore[attr-defined]
             return self.has_finished_requests() or self._has_views_to_drop
         has_requests: bool = super().has_requests()  # type: ignore[misc]
         return has_requests
+
+    @property
+    def _num_waiting_for_others(self) -> int:
+        """Unfinished requests for which a step would do nothing: stalled ones, and those without a slot."""
+        if self._pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]
+            return len(self._stalled)  # vLLM does not count those in the queue
+        return len(self._stalled) + sum(map(self._waits_for_slot, self._without_slot))
+
+    def _waits_for_slot(self, request: Request) -> bool:
+        """Still: it has not ended, and the next step would not end it."""
+        return (
+            not request.is_finished()
+            and not self.consumer.has_failed(request.request_id)
+            and not self._lora_slots.has_room(request, self.running)  # type: ignore[attr-defined]
+        )
 
     @property
     def _has_views_to_drop(self) -> bool:
@@ -270,7 +286,6 @@ class ParkingMixin:
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._loads_in_flight.note_departure(request, self)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
-        self._lora_slots.refused.clear()
         if request.mm_features:
             if request.request_id in self._stalled:
                 self._stalled.remove(request.request_id)

@@ -20,6 +20,8 @@ from triptych_vllm_connector.worker.cores.core_share import CoreShare
 from triptych_vllm_connector.worker.cores.layers import before_each_layer
 from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
+MakeShare = Callable[..., CoreShare]
+
 
 class CountedOpenMp:
     """Notes the numbers that were set, and the teams that were asked for."""
@@ -93,7 +95,7 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def share(path: Path, openmp: CountedOpenMp, moves: Moves) -> Iterator[Callable[..., CoreShare]]:
+def share(path: Path, openmp: CountedOpenMp, moves: Moves) -> Iterator[MakeShare]:
     opened: list[CoreShare] = []
 
     def make(
@@ -109,7 +111,7 @@ def share(path: Path, openmp: CountedOpenMp, moves: Moves) -> Iterator[Callable[
 
 
 def test_encoder_takes_an_idle_core_and_gives_it_back_at_the_next_layer(
-    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves
+    share: MakeShare, text: CoreBoard, moves: Moves
 ) -> None:
     cores = share()
     cores.start_step(Work.ENCODE)
@@ -128,9 +130,7 @@ def test_encoder_takes_an_idle_core_and_gives_it_back_at_the_next_layer(
     assert moves.places == {0: {0, 1}, 1: {0, 1}}
 
 
-def test_image_first_keeps_the_core_of_text(
-    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves
-) -> None:
+def test_image_first_keeps_the_core_of_text(share: MakeShare, text: CoreBoard, moves: Moves) -> None:
     cores = share(policy="image_first")
     text.publish(Work.DECODE)
     cores.start_step(Work.ENCODE)
@@ -139,7 +139,7 @@ def test_image_first_keeps_the_core_of_text(
 
 
 def test_cores_are_chosen_before_each_layer_that_is_watched(
-    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves
+    share: MakeShare, text: CoreBoard, moves: Moves
 ) -> None:
     cores = share(own=(0,), host=(0, 1))
     model = nn.Module()
@@ -152,17 +152,17 @@ def test_cores_are_chosen_before_each_layer_that_is_watched(
     assert cores.compute == Compute(sharing=Sharing.CORES, policy="text_first", cores=(0,))
 
 
-@pytest.mark.parametrize(("policy", "lowered"), [("text_first", [0, 1]), ("image_first", [])])
+@pytest.mark.parametrize(("policy", "lowered"), [("text_first", [0, 11]), ("image_first", [])])
 def test_the_team_of_an_encoder_comes_after_its_host_where_text_comes_first(
-    share: Callable[..., CoreShare], moves: Moves, policy: CorePolicy, lowered: list[int]
+    share: MakeShare, openmp: CountedOpenMp, moves: Moves, policy: CorePolicy, lowered: list[int]
 ) -> None:
     cores = share(own=(0, 2), host=(0, 1, 2), policy=policy)
-    moves.ended.add(2)  # the runtime ended it
+    openmp.first_id, moves.ended = 10, {12}  # loading has ended threads; one that it started ends now
     cores.watch_layers(nn.Module())
     assert moves.lowered == lowered
 
 
-def test_neighbours_see_the_step(share: Callable[..., CoreShare], text: CoreBoard) -> None:
+def test_neighbours_see_the_step(share: MakeShare, text: CoreBoard) -> None:
     cores = share()
     cores.start_step(Work.PREFILL)
     assert [load.work for load in text.others()] == [Work.PREFILL]
@@ -171,7 +171,7 @@ def test_neighbours_see_the_step(share: Callable[..., CoreShare], text: CoreBoar
 
 
 def test_number_of_threads_follows_from_the_step_alone(
-    share: Callable[..., CoreShare], text: CoreBoard, openmp: CountedOpenMp
+    share: MakeShare, text: CoreBoard, openmp: CountedOpenMp
 ) -> None:
     cores = share()
     for load in (Work.DECODE, Work.IDLE):
@@ -184,7 +184,7 @@ def test_number_of_threads_follows_from_the_step_alone(
 
 
 def test_team_of_several_is_looked_up_again_when_its_size_changes(
-    share: Callable[..., CoreShare], openmp: CountedOpenMp
+    share: MakeShare, openmp: CountedOpenMp
 ) -> None:
     """The runtime ends threads when such a team gets smaller, and starts others when it grows."""
     cores = share(own=(0, 1), host=(0, 1, 2, 3))
@@ -194,9 +194,7 @@ def test_team_of_several_is_looked_up_again_when_its_size_changes(
     assert openmp.teams == [4, 2, 4]
 
 
-def test_number_that_a_library_set_is_set_back(
-    share: Callable[..., CoreShare], openmp: CountedOpenMp
-) -> None:
+def test_number_that_a_library_set_is_set_back(share: MakeShare, openmp: CountedOpenMp) -> None:
     """As torch does at the first operation of a thread."""
     cores = share()
     openmp.number = 1
@@ -205,7 +203,7 @@ def test_number_that_a_library_set_is_set_back(
 
 
 def test_threads_that_the_runtime_replaced_are_moved(
-    share: Callable[..., CoreShare], text: CoreBoard, openmp: CountedOpenMp, moves: Moves
+    share: MakeShare, text: CoreBoard, openmp: CountedOpenMp, moves: Moves
 ) -> None:
     cores = share(own=(0, 2), host=(0, 1, 2, 3))
     cores.start_step(Work.ENCODE)
@@ -224,7 +222,7 @@ def test_threads_that_the_runtime_replaced_are_moved(
 
 
 def test_team_of_another_size_is_put_in_its_place_though_that_is_the_same(
-    share: Callable[..., CoreShare], openmp: CountedOpenMp, moves: Moves
+    share: MakeShare, openmp: CountedOpenMp, moves: Moves
 ) -> None:
     """Some of its threads may have been started before the last move, and not been known to it."""
     cores = share(own=(0, 1), host=(0, 1, 2, 3))
@@ -236,7 +234,7 @@ def test_team_of_another_size_is_put_in_its_place_though_that_is_the_same(
 
 
 def test_core_that_was_taken_away_is_reported_once_and_tried_again(
-    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves, log_lines: Callable[[], list[str]]
+    share: MakeShare, text: CoreBoard, moves: Moves, log_lines: Callable[[], list[str]]
 ) -> None:
     cores = share()
     moves.error = OSError(22, "Invalid argument")
@@ -251,7 +249,7 @@ def test_core_that_was_taken_away_is_reported_once_and_tried_again(
 
 
 def test_board_that_cannot_be_read_leaves_the_own_cores(
-    share: Callable[..., CoreShare],
+    share: MakeShare,
     text: CoreBoard,
     moves: Moves,
     log_lines: Callable[[], list[str]],
@@ -271,9 +269,7 @@ def test_board_that_cannot_be_read_leaves_the_own_cores(
     assert log_lines() == ["cores no longer shared"]
 
 
-def test_layer_outside_a_step_changes_nothing(
-    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves
-) -> None:
+def test_layer_outside_a_step_changes_nothing(share: MakeShare, text: CoreBoard, moves: Moves) -> None:
     """As when vLLM measures the encoder's memory at the start."""
     cores = share()
     text.publish(Work.DECODE)
