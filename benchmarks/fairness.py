@@ -34,7 +34,7 @@ import aiohttp
 from comparison.model_folder import model_folder
 from comparison.model_shapes import SCALES, Scale
 from load.client import Answer, Endpoint, Question, ask, new_session
-from load.contents import new_image, text_part
+from load.contents import Part, new_image, text_part
 from load.figures import percentile
 from load.json_reports import write_json
 from serving.stage_times import spans_between
@@ -53,6 +53,7 @@ BAR = 2.0
 WARM_UP_PART = 0.2
 FLOOD, SECOND = "flood", "second"  # keys, and their names
 REFUSED_PAUSE_S = 0.5
+MADE_PER_S = 8  # images for the flood: more than are encoded
 KEY_NAME = "triptych.api_key_name"  # of a request's span
 PARTS = ("alone", "flooded")
 
@@ -95,12 +96,16 @@ def show_stages(traces_dir: Path, figures: Figures) -> None:
 
 
 class Caller:
-    """One key. Every question has new images, by the seed."""
+    """One key. Every question has new images, by the seed; they are made before they are needed.
+
+    Making one takes as long as the gateway's part of a request, on the cores that are measured.
+    """
 
     def __init__(self, base_url: str, model: Path, scale: Scale, key: str, seed: int) -> None:
         self._url, self._model, self._scale = base_url, model, scale
         self._key = key
         self._rng = random.Random(f"{seed} {key}")
+        self._images: list[Part] = []
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Caller":
@@ -112,10 +117,16 @@ class Caller:
         if self._session is not None:
             await self._session.close()
 
+    def make(self, num_images: int) -> None:
+        """Have so many at hand."""
+        while len(self._images) < num_images:
+            self._images.append(new_image(self._rng, self._scale.image_side))
+
     async def ask(self, num_images: int) -> Answer:
         if self._session is None:
             raise RuntimeError("not entered")
-        images = [new_image(self._rng, self._scale.image_side) for _ in range(num_images)]
+        self.make(num_images)  # if they were too few
+        images = [self._images.pop() for _ in range(num_images)]
         content = [*images, text_part("what is this?")]
         question = Question(self._key, [{"role": "user", "content": content}], ANSWER_TOKENS)
         return await ask(Endpoint(self._url, self._model.name, self._session), question)
@@ -151,6 +162,8 @@ async def flood(caller: Caller, figures: Figures, num_images: int) -> None:
 async def measure(flooding: Caller, second: Caller, figures: Figures, options: argparse.Namespace) -> None:
     async with flooding, second:
         for _ in range(options.rounds):
+            second.make(2 * int(options.seconds))
+            flooding.make(options.images * (options.clients + int(MADE_PER_S * options.seconds)))
             await one_a_second(second, figures, "alone", options.seconds)
             clients = [
                 asyncio.ensure_future(flood(flooding, figures, options.images))
