@@ -87,6 +87,7 @@ async def opened_system(
         "encoder_grace_s": 1.0,
         "connect_timeout_s": 5.0,
         "suspect_s": 0.2,
+        "limits_timeout_s": 15.0,  # a busy machine is no Redis that is away
     } | changes
     settings = GatewaySettings(**values)
     async with AsyncExitStack() as stack:
