@@ -105,6 +105,7 @@ async def test_where_one_store_is_registered_redis_hears_nothing_of_it(
 async def test_an_item_that_the_target_has_is_not_sent_again(hosts: Hosts) -> None:
     for _ in range(2):
         assert text_of(await hosts.system.post(body(1))) == ANSWER
+        await until_places(hosts, MmHash(hosts.source.orders[0].mm_hash), {ENCODERS, TARGET})
     assert (len(hosts.source.orders), hosts.num_encodes) == (1, 1)
 
 
