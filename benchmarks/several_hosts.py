@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rate", type=int, default=1_000_000_000, help="of a host's network, bits a second")
-    parser.add_argument("--entries", type=int, default=8, help="of 16 MiB, in one repeat of `throughput`")
+    parser.add_argument("--entries", type=int, default=32, help="of 16 MiB, in one repeat of `throughput`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,41 +1,56 @@
-"""The end of a connection: what was posted goes out, and it is bounded."""
+"""A connection waits for as much of a chunk as is of use, and takes less as progress; at its end what was
+posted goes out, and it is bounded.
+"""
 
+import queue
 import socket
 from collections import deque
 
 from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.connection import FabricConnection
-from triptych_cache_store.fabric.wire.frames import FROM_SOURCE, FrameHeader, FrameKind, short_frame
+from triptych_cache_store.fabric.wire.frames import (
+    FROM_SOURCE,
+    FrameHeader,
+    FrameKind,
+    frame_header,
+    short_frame,
+)
 from triptych_cache_store.fabric.wire.tcp_channel import TcpChannel
 from triptych_common.domain.errors import TriptychError
 
 NUM_ANSWERS = 100
 NOTHING = memoryview(b"")
+NEVER_S = 3600.0
 
 
 class Answers:
-    """A side that answers; steps add to `frames`."""
+    """A side that answers; steps add to `frames`. Bytes of chunks go to `place`."""
 
     allowed = FROM_SOURCE
 
     def __init__(self) -> None:
         self.frames: deque[tuple[bytes, memoryview]] = deque()
         self.ends: list[TriptychError | None] = []
+        self.place = bytearray(1 << 20)
+        self.received: queue.Queue[int] = queue.Queue()
 
     def begin(self, channel: FabricChannel) -> None: ...
 
-    def on_header(self, header: FrameHeader) -> None: ...
+    def on_header(self, header: FrameHeader) -> memoryview | None:
+        return memoryview(self.place)[: header.body_num_bytes] if header.kind is FrameKind.CHUNK else None
 
     def place_of_rest(self, rest: memoryview) -> memoryview:
         return rest
 
     def on_frame(self, header: FrameHeader, body: bytes) -> None: ...
 
-    def on_body_received(self, part: memoryview) -> None: ...
+    def on_body_received(self, part: memoryview) -> None:
+        self.received.put(len(part))
 
     def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
-        head, chunk = self.frames.popleft() if self.frames else (b"", NOTHING)
-        return head, chunk, 0.0
+        if self.frames:
+            return *self.frames.popleft(), 0.0
+        return b"", NOTHING, NEVER_S
 
     def on_body_sent(self, part: memoryview) -> None: ...
 
@@ -102,3 +117,35 @@ def test_the_end_does_not_wait_for_a_peer_that_reads_nothing() -> None:
     connection.join(10.0)
     assert side.ends == [None]
     far.close()
+
+
+def test_a_wait_for_a_part_of_a_chunk_does_not_end_for_less() -> None:
+    near, far = tcp_pair()
+    channel, into = TcpChannel(near), memoryview(bytearray(1000))
+    far.sendall(bytes(99))
+    assert not channel.wait(0.05, writable=False, num_bytes=100)
+    assert channel.try_receive(into[:9]) == 9, "what is there can be had all the same"
+    far.sendall(bytes(10))
+    assert channel.wait(10.0, writable=False, num_bytes=100)
+    assert channel.try_receive(into) == 100
+    far.sendall(b"x")
+    assert channel.wait(10.0, writable=False), "of the next frame one byte is enough"
+    far.close()
+    assert channel.wait(10.0, writable=False, num_bytes=100), "the end is seen"
+    channel.close()
+
+
+def test_a_chunk_that_comes_byte_by_byte_is_progress() -> None:
+    near, far = tcp_pair()
+    side = Answers()
+    connection = FabricConnection("test", TcpChannel(near), side, 1.5)
+    connection.start()
+    far.sendall(frame_header(FrameKind.CHUNK, 1, 1 << 20))
+    for _ in range(5):  # longer together than the peer may be silent
+        far.sendall(b"x")
+        assert side.received.get(timeout=10.0) == 1
+    connection.stop()
+    received_until_end(far)
+    connection.join(10.0)
+    assert side.ends == [None]
+    assert bytes(side.place[:6]) == b"xxxxx\0"

@@ -46,8 +46,11 @@ class FabricChannel(Protocol):
             ChannelError
         """
 
-    def wait(self, timeout_s: float, *, writable: bool) -> bool:
-        """Until it is readable, or writable if asked for, or woken. Whether it is readable."""
+    def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
+        """Until it is readable, or writable if asked for, or woken. Whether it is readable.
+
+        `num_bytes`: of use when they have all come; it may return for fewer, and false while fewer are there.
+        """
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
         """The two have proved who they are, and share these keys from now on.

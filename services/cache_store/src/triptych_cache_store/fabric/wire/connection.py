@@ -26,7 +26,7 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 KEEPALIVES_PER_TIMEOUT = 4
-STEP_BYTES = 256 << 10  # of a system call: what it has copied is still in the core's cache for the checksum
+STEP_BYTES = 512 << 10  # of a system call: what it has copied is still in the core's cache for the checksum
 READS_IN_TURN = 16  # before what is to be sent gets its turn
 Step = Callable[[], None]
 
@@ -134,11 +134,13 @@ class FabricConnection:
                 has_sent = True
             is_blocked = self._is_sending()  # the kernel takes no more now
             wait_s = 0.0 if has_sent and not is_blocked else min(pause_s, self._keepalive_s)
-            is_readable = self._channel.wait(wait_s, writable=is_blocked)
+            num_bytes = min(len(self._into), STEP_BYTES) if self._is_chunk_coming else 1
+            is_readable = self._channel.wait(wait_s, writable=is_blocked, num_bytes=num_bytes)
             now = time.monotonic()
             if has_sent:
                 sent_at = now
-            if is_readable and self._receive():
+            # Of a chunk that comes slowly fewer bytes are there: progress all the same.
+            if (is_readable or self._is_chunk_coming) and self._receive():
                 received_at = now
             elif now - received_at > self._progress_timeout_s:
                 raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")

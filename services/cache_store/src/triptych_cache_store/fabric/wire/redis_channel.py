@@ -129,8 +129,8 @@ class RedisChannel:
             self._on_taken()
         return num_bytes
 
-    def wait(self, timeout_s: float, *, writable: bool) -> bool:
-        """See `FabricChannel`; what was sent goes out."""
+    def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
+        """See `FabricChannel`; what was sent goes out. Entries come whole: any are of use."""
         try:
             self._flush()
             if self._is_readable() or (writable and self._is_writable()):

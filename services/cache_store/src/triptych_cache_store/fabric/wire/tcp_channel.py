@@ -30,6 +30,7 @@ class TcpChannel:
         self._poll.register(sock, select.POLLIN)
         self._fd = sock.fileno()
         self._wants = select.POLLIN
+        self._num_wanted = 1  # Linux's default
         self._is_closed = False
         self._close_lock = threading.Lock()  # so that no `wake` writes to a file that came after ours
 
@@ -94,8 +95,9 @@ class TcpChannel:
             raise ChannelClosedError("the peer closed the connection")
         return num_bytes
 
-    def wait(self, timeout_s: float, *, writable: bool) -> bool:
+    def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
         """See `FabricChannel`."""
+        self._want_bytes(num_bytes)
         wants = select.POLLIN | (select.POLLOUT if writable else 0)
         if wants != self._wants:
             self._poll.modify(self._fd, wants)
@@ -109,6 +111,16 @@ class TcpChannel:
             else:
                 readable = bool(events & (select.POLLIN | _ENDED))
         return readable or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
+
+    def _want_bytes(self, num_bytes: int) -> None:
+        """Of TLS's records, no one knows how many bytes make so many."""
+        if num_bytes == self._num_wanted or isinstance(self._sock, ssl.SSLSocket):
+            return
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+        except OSError as error:
+            raise _closed(error) from error
+        self._num_wanted = num_bytes
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
         """Packets are the network's, or TLS's, to protect (docs/security.md)."""
