@@ -1,5 +1,7 @@
-"""An encoder's priority, in processes of their own: it cannot be raised again."""
+"""An encoder's priority, in processes of their own: it cannot be raised again. And where its threads run."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from triptych_common.cores.plan import CORES_PER_SPARE_CORE
 from triptych_encoder.priority import NICE
 
 LOWER = """
@@ -20,6 +23,23 @@ thread.join()
 autogroup = pathlib.Path("/proc/self/autogroup")
 print(os.getpriority(os.PRIO_PROCESS, 0), *started)
 print(autogroup.read_text() if autogroup.exists() else "")
+"""
+STAY = """
+import json, os, sys, threading
+from triptych_encoder.priority import stay_off_engines
+go, places = threading.Event(), []
+def note():
+    go.wait()
+    places.append(sorted(os.sched_getaffinity(0)))
+before = threading.Thread(target=note)
+before.start()
+stay_off_engines(json.loads(sys.argv[1]))
+after = threading.Thread(target=note)
+after.start()
+go.set()
+before.join()
+after.join()
+print(json.dumps([sorted(os.sched_getaffinity(0)), *places]))
 """
 has_autogroups = Path("/proc/self/autogroup").exists()
 
@@ -51,3 +71,23 @@ def test_its_own_session_is_lowered_and_no_other() -> None:
     assert lowered(new_session=True)[2] in (NICE, None)
     lowered(new_session=False)
     assert Path("/proc/self/autogroup").read_text() == before
+
+
+def placed(own: list[int]) -> list[list[int]]:
+    """Cores of the process's first thread, of one that it had started, and of one that it starts then."""
+    done = subprocess.run([sys.executable, "-c", STAY, json.dumps(own)], capture_output=True, check=True)
+    cores: list[list[int]] = json.loads(done.stdout)
+    return cores
+
+
+def test_its_threads_run_on_no_core_of_another_engine() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    spare = usable[len(usable) - len(usable) // CORES_PER_SPARE_CORE :]
+    assert placed(usable[:1]) == [sorted({usable[0], *spare})] * 3
+
+
+def test_cores_that_it_may_not_use_are_left_alone() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    beyond = usable[-1] + 1
+    places = placed([beyond])
+    assert len(usable) >= CORES_PER_SPARE_CORE or places == [usable] * 3

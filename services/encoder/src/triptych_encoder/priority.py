@@ -1,10 +1,16 @@
-"""An encoder's priority where cores are shared: whoever wakes on its core gets it at once."""
+"""An encoder's priority where cores are shared: whoever wakes on its core gets it at once. And where the
+threads of its host run then: not where other engines compute, whose sessions leave them a tenth of a core.
+"""
 
 import os
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import tenacity
 
+from triptych_common.cores.plan import shared_cores
+from triptych_common.cores.usable import usable_cores
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -12,6 +18,7 @@ log = get_logger(__name__)
 NICE = 10
 WRITE_TIMEOUT_S = 5.0
 _SESSION_PRIORITY = Path("/proc/self/autogroup")
+_THREADS = Path("/proc/self/task")
 
 
 def lower_priority() -> None:
@@ -40,3 +47,21 @@ def lower_priority() -> None:
 def _lower_session() -> None:
     """Linux takes one such write in 0.1 s, of all processes of a host."""
     _SESSION_PRIORITY.write_text(str(NICE))
+
+
+def stay_off_engines(own: Collection[int]) -> None:
+    """This process's threads, and those that they start, run on cores that no other engine owns.
+
+    `own`: cores of this encoder's engine, which must have started: it may borrow what its affinity allows.
+    """
+    usable = usable_cores()
+    of_engines = shared_cores(own, usable)
+    cores = {core for core in usable if core in own or core not in of_engines}
+    if not cores:
+        return  # of a container that may use none of them
+    placed: set[str] = set()
+    while threads := {each.name for each in _THREADS.iterdir()} - placed:  # some were started meanwhile
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), cores)
+        placed |= threads

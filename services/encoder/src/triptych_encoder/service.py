@@ -40,7 +40,7 @@ from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
-from triptych_encoder.priority import lower_priority
+from triptych_encoder.priority import lower_priority, stay_off_engines
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
@@ -69,7 +69,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
     check_listener(settings)
-    if settings.cores and settings.core_policy == "text_first":
+    comes_last = bool(settings.cores) and settings.core_policy == "text_first"
+    if comes_last:
         lower_priority()  # before anything is started that is to have it
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
@@ -93,6 +94,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         stuck_after_s=settings.engine_timeout_s,
     )
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
+        if comes_last:
+            stay_off_engines(settings.cores)
         tracing = setup_tracing(
             "encoder",
             settings.instance,

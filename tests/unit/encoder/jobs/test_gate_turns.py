@@ -4,7 +4,13 @@ import pytest
 
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import EncodeClass
-from triptych_encoder.jobs.gate_policy import LEAD_SHARE, MAX_BATCHES, GateItem, GatePolicy
+from triptych_encoder.jobs.gate_policy import (
+    FLOW_MEMORY_S,
+    LEAD_SHARE,
+    MAX_BATCHES,
+    GateItem,
+    GatePolicy,
+)
 
 NUM_SLOTS = 8
 
@@ -73,6 +79,31 @@ def test_the_next_goes_to_the_engine_shortly_before_it_is_idle() -> None:
     assert policy.held_until is None
     policy.remove_item(first)
     assert policy.take_batch(11.0) == [second], "nothing is known of what is computed now"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "other_at", "waits"),
+    [(0.2, 9.0, True), (0.05, 9.0, False), (0.2, 10.1 - FLOW_MEMORY_S, False)],
+)
+def test_of_several_flows_the_next_goes_when_the_engine_is_idle(
+    seconds: float, other_at: float, waits: bool
+) -> None:
+    """But where encodes are short, or the other flow had its latest item long ago."""
+    policy = GatePolicy(encode_batch=1)
+    other = item("one", other_at, "1")
+    policy.add_item(other)
+    policy.remove_item(other)
+    first, second = (item(f"flood-{number}", 10.0, "f") for number in range(2))
+    for each in (first, second):
+        each.seconds = seconds
+        policy.add_item(each)
+        policy.set_ready(each)
+    assert policy.take_batch(10.0) == [first]
+    assert policy.take_batch(10.0 + 0.99 * seconds) == ([] if waits else [second])
+    assert policy.held_until is None
+    if waits:
+        policy.remove_item(first)
+        assert policy.take_batch(10.3) == [second]
 
 
 def test_nothing_is_held_back_from_an_idle_engine_or_without_a_prediction() -> None:

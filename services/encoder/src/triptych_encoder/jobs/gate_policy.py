@@ -16,10 +16,11 @@ only the item that is due first goes: until the batch is done there is time to p
 engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
-recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end.
-An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone into an
-engine that is idle, so that it is sealed before the others; while the engine is busy, items are gathered up
-to the size of a batch, which serves throughput.
+recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
+while several flows have items and encodes are long, at that end, which no prediction misses. An item that
+comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone into an engine that
+is idle, so that it is sealed before the others; while the engine is busy, items are gathered up to the size
+of a batch, which serves throughput.
 """
 
 from collections import Counter
@@ -39,6 +40,8 @@ MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
 MAX_BATCHES = 2  # in vLLM: one is computed, one waits
 LEAD_S = 0.015  # from the gate to vLLM's next step, and some more
 LEAD_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
+FLOW_MEMORY_S = 5.0  # a flow whose latest item came so long ago is about to have another
+LONG_ENCODE_S = 0.1  # one for which the pause between two, some 5 ms without `LEAD_S`, is a small price
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +71,8 @@ class GatePolicy:
         self._begun: set[str] = set()  # of those: requests of which an item went first
         self._computed: set[GateItem] = set()  # the batch that vLLM computes
         self._next_batch_at = 0.0  # the next one
+        self._is_long = False  # what it takes, as predicted
+        self._came_at: dict[str, float] = {}  # by flow: its latest item
         self.held_until: float | None = None
         """Since the last `take_batch`: it is to be asked again then, if nothing happens before."""
 
@@ -82,6 +87,7 @@ class GatePolicy:
     def add_item(self, item: GateItem) -> None:
         """It is in hand, and not prepared yet."""
         self._in_hand[item] = None
+        self._came_at[item.lane.flow] = item.published_at
         for request_id in _requests(item):
             self._since[request_id] = min(self._since.get(request_id, item.published_at), item.published_at)
 
@@ -127,6 +133,8 @@ class GatePolicy:
         chosen = [item for item in going if item in self._ready][: max(room, 0)]
         if not chosen:
             return []
+        if self._batches and self._is_long and self._has_flows(now):
+            return []  # until the end of the batch
         if self._batches and now < self._next_batch_at:
             self.held_until = self._next_batch_at
             return []
@@ -155,6 +163,12 @@ class GatePolicy:
         known = [each.seconds for each in self._computed]
         seconds = sum(known) if all(known) else 0.0
         self._next_batch_at = now + seconds - max(LEAD_S, LEAD_SHARE * seconds)
+        self._is_long = seconds >= LONG_ENCODE_S
+
+    def _has_flows(self, now: float) -> bool:
+        """Several have items, or had some lately."""
+        self._came_at = {flow: at for flow, at in self._came_at.items() if now - at < FLOW_MEMORY_S}
+        return len(self._came_at) > 1
 
     def is_next(self, item: GateItem) -> bool:
         """Of all that is not in vLLM yet, prepared or not, it is due first."""
