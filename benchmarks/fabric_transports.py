@@ -167,8 +167,8 @@ def start_hosts(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--entries", type=int, default=8, help="in one order")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--entries", type=int, default=32, help="in one order")
     parser.add_argument("--mib", type=int, default=16, help="of an entry")
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--transport", nargs="*", choices=TRANSPORTS, default=None, help="of these alone")

@@ -100,7 +100,7 @@ async def _agents(
 def _bare(network: Network, num_bytes: int) -> float:
     """From memory to memory, over one connection: the least that a copy can cost.
 
-    Both have as much memory as the agents' entries: what is read or written again and again stays in a cache.
+    Both sides have as much memory as the agents' entries: what is used again and again stays in a cache.
     """
     address = (str(network["b"].address), BARE_PORT)
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE

@@ -1,15 +1,13 @@
 """An encoder's priority where cores are shared: whoever wakes on its core gets it at once. And where the
-threads of its host run then: not where other engines compute, whose sessions leave them a tenth of a core.
+threads of its host run then: not on other engines' own cores, where those leave them a tenth of one.
 """
 
 import os
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 import tenacity
 
-from triptych_common.cores.plan import shared_cores
 from triptych_common.cores.usable import usable_cores
 from triptych_common.telemetry.logs import get_logger
 
@@ -49,19 +47,23 @@ def _lower_session() -> None:
     _SESSION_PRIORITY.write_text(str(NICE))
 
 
-def stay_off_engines(own: Collection[int]) -> None:
-    """This process's threads, and those that they start, run on cores that no other engine owns.
+def stay_off(others: Collection[int]) -> None:
+    """This process's threads, and those that they start, do not run on cores that other engines own.
 
-    `own`: cores of this encoder's engine, which must have started: it may borrow what its affinity allows.
+    To be called when this encoder's engine has started: it may borrow what its affinity allows. Where the
+    kernel refuses it, or no core is left, threads stay where they are.
     """
-    usable = usable_cores()
-    of_engines = shared_cores(own, usable)
-    cores = {core for core in usable if core in own or core not in of_engines}
+    cores = set(usable_cores()) - set(others)
     if not cores:
-        return  # of a container that may use none of them
+        return
     placed: set[str] = set()
     while threads := {each.name for each in _THREADS.iterdir()} - placed:  # some were started meanwhile
         for thread in threads:
-            with suppress(ProcessLookupError):
+            try:
                 os.sched_setaffinity(int(thread), cores)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                log.info("threads not placed", reason=str(error))
+                return
         placed |= threads

@@ -40,7 +40,7 @@ from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
-from triptych_encoder.priority import lower_priority, stay_off_engines
+from triptych_encoder.priority import lower_priority, stay_off
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
@@ -95,7 +95,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     )
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         if comes_last:
-            stay_off_engines(settings.cores)
+            stay_off(set(settings.other_cores) - set(settings.cores))
         tracing = setup_tracing(
             "encoder",
             settings.instance,

@@ -47,6 +47,9 @@ class EncoderSettings(DecodingSettings, MetricsSettings):
     cores: tuple[NonNegativeInt, ...] = Field(
         default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
     )
+    other_cores: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="cores that other engines own, as a JSON list [default: none are known]"
+    )
     gpu_engines: PositiveInt = Field(default=1, description="engines that compute on this one's GPU")
     preprocess_threads: PositiveInt = Field(
         default=1, description="images up to 2 megapixels that are preprocessed at once; as many larger ones"

@@ -168,7 +168,15 @@ def test_engines_own_cores_and_have_a_thread_for_each() -> None:
         assert json.loads(env["TRIPTYCH_CORES"]) == own
         assert env["OMP_NUM_THREADS"] == "2"
         assert env["TRIPTYCH_CORE_POLICY"] == "image_first"
+    assert json.loads(services["encoder-0"].env["TRIPTYCH_OTHER_CORES"]) == [3, 5]
+    assert "TRIPTYCH_OTHER_CORES" not in services["prefill_decode-0"].env
     assert "TRIPTYCH_CORES" not in services["gateway-0"].env
+
+
+def test_engines_that_own_the_same_core_do_not_keep_off_it() -> None:
+    services = by_name(planned(replace(OPTIONS, cores=(4,), core_policy="text_first")))
+    assert json.loads(services["encoder-0"].env["TRIPTYCH_CORES"]) == [4]
+    assert json.loads(services["encoder-0"].env["TRIPTYCH_OTHER_CORES"]) == []
 
 
 def test_threads_that_the_user_wants_are_left_alone() -> None:

@@ -71,7 +71,8 @@ def engine_hosts(
     if options.gpus:
         return _placed_on_gpus(engines, options)
     owned = plan_cores(counts.encoders, len(engines) - counts.encoders, options.cores)
-    return [_with_cores(engine, own_cores, options) for engine, own_cores in zip(engines, owned, strict=True)]
+    of_all = frozenset(core for own in owned for core in own)
+    return [_with_cores(engine, own, of_all) for engine, own in zip(engines, owned, strict=True)]
 
 
 def _tower(role: Role, options: ResolvedOptions) -> dict[str, str]:
@@ -83,13 +84,15 @@ def _tower(role: Role, options: ResolvedOptions) -> dict[str, str]:
     return {"TRIPTYCH_LOCAL_ENCODE": "never" if options.local_encode == "off" else "fallback"}
 
 
-def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) -> Engine:
+def _with_cores(engine: Engine, own: tuple[int, ...], of_all: frozenset[int]) -> Engine:
     if not own:
         return engine
     env = {
         "TRIPTYCH_CORES": json.dumps(own),
         "OMP_NUM_THREADS": str(len(own)),
     }
+    if engine.package == "encoder":
+        env["TRIPTYCH_OTHER_CORES"] = json.dumps(sorted(of_all.difference(own)))
     return replace(engine, env={**engine.env, **env})
 
 

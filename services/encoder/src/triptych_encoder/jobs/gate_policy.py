@@ -17,10 +17,10 @@ engine has passed over has had that time, and holds back none any more, nor spli
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
 recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
-while several flows have items and encodes are long, at that end, which no prediction misses. An item that
-comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone into an engine that
-is idle, so that it is sealed before the others; while the engine is busy, items are gathered up to the size
-of a batch, which serves throughput.
+while several flows have items, and encodes are long and one by one, at that end, which no prediction
+misses. An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone
+into an engine that is idle, so that it is sealed before the others; while the engine is busy, items are
+gathered up to the size of a batch, which serves throughput.
 """
 
 from collections import Counter
@@ -41,7 +41,8 @@ MAX_BATCHES = 2  # in vLLM: one is computed, one waits
 LEAD_S = 0.015  # from the gate to vLLM's next step, and some more
 LEAD_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
 FLOW_MEMORY_S = 5.0  # a flow whose latest item came so long ago is about to have another
-LONG_ENCODE_S = 0.1  # one for which the pause between two, some 5 ms without `LEAD_S`, is a small price
+MAX_FLOWS = 256  # that are remembered
+LONG_ENCODE_S = 0.1  # one for which the pause between two, some 10 ms without `LEAD_S`, is a small price
 
 
 @dataclass(eq=False, slots=True)
@@ -87,7 +88,10 @@ class GatePolicy:
     def add_item(self, item: GateItem) -> None:
         """It is in hand, and not prepared yet."""
         self._in_hand[item] = None
-        self._came_at[item.lane.flow] = item.published_at
+        flow = item.lane.flow
+        self._came_at[flow] = max(item.published_at, self._came_at.pop(flow, item.published_at))
+        if len(self._came_at) > MAX_FLOWS:
+            del self._came_at[next(iter(self._came_at))]
         for request_id in _requests(item):
             self._since[request_id] = min(self._since.get(request_id, item.published_at), item.published_at)
 
@@ -133,7 +137,7 @@ class GatePolicy:
         chosen = [item for item in going if item in self._ready][: max(room, 0)]
         if not chosen:
             return []
-        if self._batches and self._is_long and self._has_flows(now):
+        if self._batches and self._encode_batch == 1 and self._is_long and self._has_flows(now):
             return []  # until the end of the batch
         if self._batches and now < self._next_batch_at:
             self.held_until = self._next_batch_at
@@ -167,8 +171,8 @@ class GatePolicy:
 
     def _has_flows(self, now: float) -> bool:
         """Several have items, or had some lately."""
-        self._came_at = {flow: at for flow, at in self._came_at.items() if now - at < FLOW_MEMORY_S}
-        return len(self._came_at) > 1
+        recent = {flow for flow, at in self._came_at.items() if now - at < FLOW_MEMORY_S}
+        return len(recent | {item.lane.flow for item in self._in_hand}) > 1
 
     def is_next(self, item: GateItem) -> bool:
         """Of all that is not in vLLM yet, prepared or not, it is due first."""

@@ -41,15 +41,21 @@ def lower_thread(thread: int) -> None:
     """By `COMPUTE_NICE`, and it interrupts no thread when it wakes. 0: the calling one.
 
     A team's threads wake for every operation: with Linux's usual policy each time at the cost of a thread of
-    the host's that ran. Without privileges this cannot be taken back.
+    the host's that ran. Without privileges the lower priority cannot be taken back.
 
     Raises:
         ProcessLookupError: it has ended.
     """
     lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
     os.setpriority(os.PRIO_PROCESS, thread, min(lowered, LOWEST_PRIORITY))
-    if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # another one is the user's
+    if os.sched_getscheduler(thread) != os.SCHED_OTHER:
+        return  # it is the user's
+    try:
         os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    except ProcessLookupError:
+        raise
+    except OSError as error:  # of a container, or a kernel, that has no such policy
+        log.info("compute threads interrupt the host's", reason=str(error))
 
 
 class CoreShare:

@@ -1,5 +1,6 @@
 """A connected socket, plain or TLS."""
 
+import contextlib
 import os
 import select
 import socket
@@ -116,11 +117,9 @@ class TcpChannel:
         """Of TLS's records, no one knows how many bytes make so many."""
         if num_bytes == self._num_wanted or isinstance(self._sock, ssl.SSLSocket):
             return
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
-        except OSError as error:
-            raise _closed(error) from error
         self._num_wanted = num_bytes
+        with contextlib.suppress(OSError):  # of a kernel that does not know it: a `wait` ends for fewer
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
         """Packets are the network's, or TLS's, to protect (docs/security.md)."""
