@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.vllm_connector.fake_engine import mm_hash
 from tests.support.vllm_connector.parking_engine import STEP_TOKENS, ParkingEngine
-from tests.support.vllm_connector.parking_worker import RIGHT
+from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 
@@ -28,6 +28,9 @@ class FixedChunks(PromptChunks):
     def max_prompt_tokens(self, num_decoding: int) -> int:
         return CHUNK
 
+    def max_turn_tokens(self) -> int:
+        return CHUNK
+
     def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
         self.noted.append((num_prompt_tokens, num_decoding, seconds))
 
@@ -39,15 +42,26 @@ def chunks() -> FixedChunks:
 
 @pytest.fixture
 def engine(make: Callable[..., ParkingEngine], chunks: FixedChunks) -> ParkingEngine:
-    engine = make()
+    return cutting(make(), chunks)
+
+
+def cutting(engine: ParkingEngine, chunks: FixedChunks) -> ParkingEngine:
+    """It takes prompts in these chunks."""
     scheduler = engine.scheduler
-    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks, lambda: engine.clock.now_s)
+    scheduler._prompt_steps = PromptSteps(
+        scheduler, scheduler._stalled, chunks, scheduler._is_ready, lambda: engine.clock.now_s
+    )
     return engine
 
 
 @pytest.fixture
 def steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     """Tokens by request, of each step."""
+    return noted_steps(engine, monkeypatch)
+
+
+def noted_steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Of this engine, from now on."""
     steps: list[dict[str, int]] = []
     execute = engine.worker.execute_model
 
@@ -129,6 +143,61 @@ def test_a_prompt_of_another_flow_goes_before_what_of_a_flood_waits(
     order = [name for each in steps for name in each if name != "text"]
     assert list(dict.fromkeys(order)) == ["flood0", "one", "flood1"]
     engine.abort("text")
+    engine.check_idle()
+
+
+def image_of_another_flow(engine: ParkingEngine) -> None:
+    """It waits for its image, and came before the prompt of a flood that is computed in part by now."""
+    engine.add("flood0", text=STEP_TOKENS + 2, max_tokens=1, token=7, flow="f")
+    engine.add("flood1", text=PROMPT, max_tokens=1, token=8, flow="f")
+    engine.turn()
+    engine.add("one", A, text=2, rows=(2 * CHUNK,), max_tokens=1, token=9, flow="1")
+    engine.turn()
+    assert ("pin_or_watch", A) in engine.pins.commands, "steps are full, and it was asked about all the same"
+    engine.until(lambda: "flood1" in {each.request_id for each in engine.scheduler.running})
+
+
+@pytest.fixture
+def whole(make: Callable[..., ParkingEngine], chunks: FixedChunks) -> ParkingEngine:
+    """Nobody begins without all items."""
+    return cutting(make(overlap_min_tokens=1000), chunks)
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_a_prompt_that_is_begun_makes_way_for_one_whose_turn_came_before(
+    whole: ParkingEngine, monkeypatch: pytest.MonkeyPatch, decodes: bool
+) -> None:
+    if decodes:
+        decode(whole, "text")
+    steps = noted_steps(whole, monkeypatch)
+    image_of_another_flow(whole)
+    steps.clear()
+    whole.comes(A)
+    whole.until(lambda: bool(whole.tokens["flood1"]))
+    order = [name for each in steps for name in each if name != "text"]
+    runs = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
+    assert runs[-2:] == ["one", "flood1"]
+    assert order.count("flood1") > 1, "it was begun, and not done"
+    num_decoding = decodes + 1  # with two steps in flight flood0 counts in the first
+    assert all(sum(each.values()) <= CHUNK + num_decoding for each in steps if "one" in each)
+    if decodes:
+        assert all(each["text"] == 1 for each in steps), "the stream goes on"
+        whole.abort("text")
+    whole.check_idle()
+
+
+def test_where_there_is_no_room_for_it_what_is_begun_goes_on(
+    make: Callable[..., ParkingEngine], chunks: FixedChunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = cutting(make(overlap_min_tokens=1000, num_blocks=PROMPT // BLOCK_SIZE + 1), chunks)
+    steps = noted_steps(engine, monkeypatch)
+    image_of_another_flow(engine)
+    engine.until(lambda: sum(each.get("flood1", 0) for each in steps) > PROMPT - 2 * CHUNK)
+    steps.clear()
+    engine.comes(A)
+    engine.until(lambda: bool(engine.tokens["flood1"]))
+    assert len([each for each in steps if not each]) <= 2, "one step that computes nothing, or two in flight"
+    engine.until(lambda: bool(engine.tokens["one"]))
     engine.check_idle()
 
 
@@ -229,7 +298,7 @@ def test_what_vllm_may_not_cut_is_not_cut(
     engine = make()
     scheduler = engine.scheduler
     monkeypatch.setattr(scheduler.scheduler_config, option, STEP_TOKENS)
-    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks)
+    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks, scheduler._is_ready)
     decode(engine, "text")
     engine.add("prompt", text=PROMPT, max_tokens=1, token=9)
     engine.turn()

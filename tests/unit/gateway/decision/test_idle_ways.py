@@ -4,7 +4,6 @@ import pytest
 
 from triptych_gateway.decision.decision_policy import EncodeWay
 from triptych_gateway.decision.idle_ways import (
-    MARGIN,
     MAX_AGE_S,
     MAX_FIRST_TRIALS,
     NUM_COLD,
@@ -51,10 +50,18 @@ def test_an_engines_first_encodes_do_not_count() -> None:
     assert ways.choose(ROWS, 20.0).way is LOCAL
 
 
-def test_nearly_as_quick_is_no_reason_to_change() -> None:
+def test_a_choice_of_one_size_binds_no_other() -> None:
+    """Remote is much quicker for many rows, and hardly slower for few."""
     ways = IdleWays()
-    tried(ways, 1.0, 1.0 - MARGIN / 2)
-    assert ways.choose(ROWS, 20.0).way is REMOTE
+    for step in range(2 * NUM_FIRST_TRIALS):
+        num_rows = ROWS if step // 2 % 2 else 16 * ROWS
+        way = ways.choose(num_rows, 0.0).way
+        remote_s = 1.0 if num_rows == ROWS else 10.0
+        local_s = 0.98 if num_rows == ROWS else 15.0
+        ways.observe(way, num_rows, remote_s if way is REMOTE else local_s, 0.0)
+    for _ in range(3):
+        assert ways.choose(16 * ROWS, 1.0, may_try=False).way is REMOTE
+        assert ways.choose(ROWS, 1.0, may_try=False).way is LOCAL
 
 
 def test_it_depends_on_the_rows() -> None:
@@ -108,7 +115,7 @@ def test_trials_of_a_slow_way_cost_a_bounded_share(local_s: float) -> None:
     trials = trials_of(ways, 1000)
     assert trials
     assert set(trials) == {LOCAL}
-    assert len(trials) * (local_s - 1.0) <= TRIAL_SHARE * 1000
+    assert len(trials) * (local_s - 1.0) <= TRIAL_SHARE * 1000 * 1.001
     assert len(trials) <= 1000 / TRIAL_EVERY
 
 

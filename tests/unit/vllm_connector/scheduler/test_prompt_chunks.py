@@ -56,6 +56,15 @@ def test_nothing_is_bounded_without_a_share_or_while_nothing_decodes() -> None:
     assert PromptChunks(0.5).max_prompt_tokens(0) is None
 
 
+def test_while_flows_take_turns_a_step_of_prompts_alone_is_bounded_by_its_time() -> None:
+    chunks, engine = PromptChunks(0.3), Engine(token=0.0005)
+    assert chunks.max_turn_tokens() is None, "nothing is known of what tokens cost"
+    for num_tokens in (2048, 512, 64, 32):
+        chunks.note_step(num_tokens, 0, engine.seconds(num_tokens, 0))
+    assert chunks.max_turn_tokens() == 96
+    assert PromptChunks(0.0).max_turn_tokens() is None
+
+
 def test_steps_without_a_prompt_show_what_decoding_costs_and_then_it_is_asked_no_more() -> None:
     chunks, engine = PromptChunks(0.5), Engine()
     assert engine.step(chunks, 3) == 0

@@ -165,6 +165,15 @@ class Consumer:
         admission = self._requests.get(engine_request_id)
         return admission is not None and bool(admission.asked) and not self._grants.num_missing(admission)
 
+    def was_asked(self, engine_request_id: str) -> bool:
+        """About this request, whatever the answer was?"""
+        return self._requests.get(engine_request_id) is not None
+
+    def may_be_scheduled(self, engine_request_id: str) -> bool:
+        """Was the last answer about it yes, or has it been woken since?"""
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and not admission.is_waiting and not admission.has_failed
+
     def begin_whole(self, engine_request_id: str) -> None:
         """There is no room for it to begin in part: from now on it waits for all that it was granted."""
         admission = self._requests.get(engine_request_id)

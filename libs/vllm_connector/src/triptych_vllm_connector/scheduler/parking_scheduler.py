@@ -54,7 +54,7 @@ class ParkingMixin:
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share
-        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share))
+        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share), self._is_ready)
         self._giving_way: GivingWay | None = None
         if policy.is_on:
             self.consumer.use_overlap(policy)
@@ -72,6 +72,8 @@ class ParkingMixin:
         self._without_slot.clear()
         if self._giving_way is not None:
             self._giving_way.before_step()
+        if self._prompt_steps.take_turns:
+            self._ask_ahead()
         self._prompt_steps.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._prompt_steps.on_step_scheduled(output)
@@ -103,6 +105,24 @@ class ParkingMixin:
             return True
         self.consumer.begin_whole(request.request_id)
         return False
+
+    def _is_ready(self, request: Request) -> bool:
+        """Has the waiting request all that its prompt needs, but for KV blocks?"""
+        return self._lora_slots.has_room(request, self.running) and (  # type: ignore[attr-defined]
+            not request.mm_features or self.consumer.may_be_scheduled(request.request_id)
+        )
+
+    def _ask_ahead(self) -> None:
+        """vLLM asks about nothing that waits in a step that what runs takes whole.
+
+        Where flows take turns, what runs makes way: it is to be known for whom.
+        """
+        for request in list(self.waiting):  # type: ignore[attr-defined]
+            if not request.mm_features or self.consumer.was_asked(request.request_id):
+                continue
+            _, num_computed_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)  # type: ignore[attr-defined]
+            if not self.ec_connector.ensure_cache_available(request, num_computed_tokens):  # type: ignore[attr-defined]
+                self._park(request)
 
     def _try_schedule_encoder_inputs(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.ec_connector.plan_request(request.request_id)  # type: ignore[attr-defined]

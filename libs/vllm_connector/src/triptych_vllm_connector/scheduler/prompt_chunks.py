@@ -13,6 +13,9 @@ for itself and something for each token; both come from the differences between 
 pairs' slopes, after Theil and Sen). Where a step costs much for itself, small chunks gain nothing: a chunk's
 tokens then take at least as long as that.
 
+While nothing decodes, a step of several flows' prompts is bounded too (`max_turn_tokens`): whose turn is next
+waits for the step that is being computed.
+
 Chunks that share a step with decoding are those of Sarathi-Serve ("stall-free batching"); there their size
 is set by hand.
 """
@@ -28,6 +31,8 @@ DECODE_SHARES: dict[CorePolicy, float] = {"split": 0.0, "text_first": 0.3, "imag
 """By default."""
 CHUNK_SIZES: tuple[int, ...] = tuple(sorted(size << power for size in (32, 48) for power in range(9)))
 """Tokens. Few different ones: kernels are chosen, and on the CPU made, for each shape."""
+TURN_S = 0.05
+"""Of prompts in a step while flows take turns: what one that comes waits for."""
 FIRST_CHUNK = 64
 """While it is not known what tokens cost."""
 NUM_REMEMBERED = 16
@@ -77,8 +82,17 @@ class PromptChunks:
         decode_s = self._decoding_s(num_decoding)
         if not self._prompt_steps or not decode_s:
             return FIRST_CHUNK
+        return self._largest_within(decode_s * (1 - self._decode_share) / self._decode_share)
+
+    def max_turn_tokens(self) -> int | None:
+        """Of a step in which nothing decodes, while several flows have requests. None: as `max_prompt_tokens`."""
+        if not (self.is_on and self._prompt_steps):
+            return None
+        return self._largest_within(TURN_S)
+
+    def _largest_within(self, most_s: float) -> int:
+        """The largest chunk that takes no longer, or as long as a step takes for itself."""
         step_s, token_s = self._prompt_costs()
-        most_s = decode_s * (1 - self._decode_share) / self._decode_share
         num_tokens = max(most_s - step_s, step_s) / max(token_s, 1e-9)
         fitting = [size for size in CHUNK_SIZES if size <= num_tokens]
         return fitting[-1] if fitting else CHUNK_SIZES[0]

@@ -4,6 +4,10 @@ Over one of vLLM's schedulers. Those that decode come first in `running`, so tha
 each step; then prompts, in the order of their turns (or priority, where vLLM schedules by it), which share
 the chunk; then stalled requests, which give way first. How long a step took is known when its output is
 handled.
+
+vLLM gives what runs its tokens before anything that waits. So a prompt that is begun makes way where flows
+take turns: while a request waits whose turn came before, and which could begin, it is left out of the steps.
+It keeps its KV blocks. If there is no room for the other one, it goes on.
 """
 
 import time
@@ -14,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
@@ -30,13 +34,17 @@ class _Step:
 
 
 class PromptSteps:
-    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it."""
+    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it.
+
+    `is_ready(request)`: would a request that waits be computed if a step had room for it?
+    """
 
     def __init__(
         self,
         scheduler: Any,
         stalled: Set[str],
         chunks: PromptChunks,
+        is_ready: Callable[[Request], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         config = scheduler.scheduler_config
@@ -49,8 +57,11 @@ class PromptSteps:
         self._scheduler = scheduler
         self._stalled = stalled
         self._chunks = chunks
+        self._is_ready = is_ready
         self._now = now
         self._turns = PromptTurns()
+        self._made_way_for = ""  # in this step
+        self._without_room: set[str] = set()  # until a request ends
         self._max_tokens: int = scheduler.max_num_scheduled_tokens
         self._decoding: set[str] = set()
         self._in_flight: deque[_Step] = deque()
@@ -67,6 +78,7 @@ class PromptSteps:
     def remove_request(self, engine_request_id: str) -> None:
         """It has ended. Idempotent."""
         self._turns.remove_request(engine_request_id)
+        self._without_room.clear()
 
     def before_step(self) -> None:
         """Order what waits and what runs, and bound the step."""
@@ -78,13 +90,43 @@ class PromptSteps:
         decoding = [each for each in scheduler.running if self._rank(each) == 0]
         self._decoding = {each.request_id for each in decoding}
         scheduler.max_num_scheduled_tokens = self._max_tokens
-        if not decoding or not (scheduler.waiting or len(decoding) < len(scheduler.running)):
+        if not scheduler.waiting and len(decoding) == len(scheduler.running):
             return
-        max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding))
+        max_prompt_tokens = None
+        if decoding:
+            max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding))
+        elif self.take_turns:
+            max_prompt_tokens = self._chunks.max_turn_tokens()
         if max_prompt_tokens is not None:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
             scheduler.running.sort(key=self._order)
+        if self.take_turns and max_prompt_tokens != 0:
+            self._make_way()
+
+    def _make_way(self) -> None:
+        """Leave begun prompts out of this step for one whose turn came before, and which could begin."""
+        scheduler = self._scheduler
+        first = next(filter(self._could_begin, scheduler.waiting), None)
+        if first is None:
+            return
+        tag = self._turns.tag_of(first.request_id)
+        for request in scheduler.running:
+            if self._rank(request) == 1 and self._turns.tag_of(request.request_id) > tag:
+                self._made_way_for = first.request_id
+                # vLLM skips what is not eligible yet; the step that comes has the next number
+                request.next_decode_eligible_step = max(
+                    request.next_decode_eligible_step, scheduler.current_step + 2
+                )
+
+    def _could_begin(self, request: Request) -> bool:
+        scheduler = self._scheduler
+        return (
+            len(scheduler.running) + scheduler.num_waiting_for_streaming_input < scheduler.max_num_active_reqs
+            and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            and request.request_id not in self._without_room
+            and self._is_ready(request)
+        )
 
     def _sort_waiting(self) -> None:
         waiting = self._scheduler.waiting
@@ -101,9 +143,17 @@ class PromptSteps:
         if not self._is_on:
             return
         scheduled = output.num_scheduled_tokens
+        self._note_room(output)
         decoded = [each for each in scheduled if each in self._decoding]
         num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
         self._in_flight.append(_Step(output, self._now(), num_prompt_tokens, len(decoded)))
+
+    def _note_room(self, output: Any) -> None:
+        """Did the one that others made way for begin, unless others took the whole step?"""
+        first, self._made_way_for = self._made_way_for, ""
+        is_full = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
+        if first and first not in output.num_scheduled_tokens and not is_full:
+            self._without_room.add(first)
 
     def on_step_output(self, output: Any) -> None:
         """The step is done. One that was scheduled while another ran has begun when that was done."""
@@ -116,6 +166,11 @@ class PromptSteps:
                     self._chunks.note_step(step.num_prompt_tokens, step.num_decoding, now - began_at)
                 break
         self._last_output_at = now
+
+    @property
+    def take_turns(self) -> bool:
+        """Do begun prompts make way for those whose turn came before?"""
+        return self._is_on and self._turns.are_several and not self._is_by_priority
 
     @property
     def _is_by_priority(self) -> bool:

@@ -4,7 +4,8 @@ Where an instance computes on what the encoders compute on, both ways take about
 cost under load says nothing of an idle system. So each way is measured as a whole: seconds from the decision
 to the first token, without those of the text, over the rows of the request. Both are tried first, in turn,
 and the first of these trials do not count: an engine's first encodes are slow. Later the way that is not
-chosen is tried now and then, since a machine may change; the slower it was, the less often.
+chosen is tried now and then, since few trials say little, and a machine may change; the slower it was, the
+less often. Nothing is gained by keeping to a way, so there is no margin: the quicker one is chosen.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,8 @@ from triptych_gateway.decision.linear_cost import LinearCost
 NUM_COLD = 3  # of each way: not counted
 NUM_FIRST_TRIALS = NUM_COLD + 6  # of each way
 MAX_FIRST_TRIALS = 3 * NUM_FIRST_TRIALS  # of each way: some show nothing, since others came in between
-TRIAL_EVERY = 20  # choices at least, afterwards
+TRIAL_EVERY = 6  # choices at least, afterwards
 TRIAL_SHARE = 0.01  # of all seconds, that later trials may cost
-MARGIN = 0.03  # by which the other way must be ahead
 MAX_AGE_S = 3600.0
 
 
@@ -35,7 +35,6 @@ class IdleWays:
         self._num_seen = dict.fromkeys(EncodeWay, 0)
         self._num_tried = dict.fromkeys(EncodeWay, 0)
         self._seen_at = dict.fromkeys(EncodeWay, float("-inf"))
-        self._preferred = EncodeWay.REMOTE
         self._num_since_trial = 0
         self._spare_s = 0.0  # that a trial may cost
 
@@ -62,16 +61,18 @@ class IdleWays:
             EncodeWay.REMOTE: remote.seconds(num_rows),
             EncodeWay.LOCAL: local.seconds(num_rows) * local_share,
         }
-        if seconds[_other(self._preferred)] < seconds[self._preferred] * (1.0 - MARGIN):
-            self._preferred = _other(self._preferred)
-        other = _other(self._preferred)
+        quicker = min(seconds, key=seconds.__getitem__)  # remote, if they are equal
+        other = _other(quicker)
         self._num_since_trial += 1
-        self._spare_s += TRIAL_SHARE * seconds[self._preferred]
-        extra_s = max(seconds[other] - seconds[self._preferred], 0.0)
-        if may_try and self._num_since_trial >= TRIAL_EVERY and extra_s <= self._spare_s:
+        self._spare_s += TRIAL_SHARE * seconds[quicker]
+        if (
+            may_try
+            and self._num_since_trial >= TRIAL_EVERY
+            and seconds[other] - seconds[quicker] <= self._spare_s
+        ):
             self._num_since_trial, self._spare_s = 0, 0.0
             return self._try(other)
-        return IdleChoice(self._preferred)
+        return IdleChoice(quicker)
 
     def observe(self, way: EncodeWay, num_rows: float, seconds: float, now: float) -> None:
         """A request that came to an idle system, and that nothing disturbed."""
