@@ -13,6 +13,7 @@ import pytest
 from tests.support.real.processes import are_asleep, pids_of
 from tests.support.real.system import Server, System, image_part
 from tests.support.waiting import wait_until
+from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = pytest.mark.engine
 
@@ -44,6 +45,10 @@ def has_stalled(system: System, num_missing: int) -> bool:
     return are_asleep([*pids_of(system, "cache_store-0"), *pids_of(system, "prefill_decode-0")])
 
 
+def hashes_of(spans: list[SpanRecord], name: str) -> set[str]:
+    return {str(span.attributes["triptych.mm_hash"]) for span in spans if span.name == name}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_prompt_that_stalls_at_a_missing_image_is_answered_as_the_monolith_answers_it(
     system: System, monolith: Server, strips: ModuleType, name: str
@@ -63,7 +68,13 @@ def test_a_prompt_that_stalls_at_a_missing_image_is_answered_as_the_monolith_ans
             wait_until(lambda: has_stalled(system, num_missing), STALL_TIMEOUT_S, "it waits")
         got = answer.result()
     assert (got.token_ids, got.text) == (expected.token_ids, expected.text)
-    spans = system.trace(got.request_id, "prefill.wait", "gateway.stream", "encoder.encode")
+
+    def has_all(spans: list[SpanRecord]) -> bool:
+        """Of prefill_decode, too: its waits end before what they were for is injected."""
+        encoded, injected = (hashes_of(spans, name) for name in ("encoder.encode", "prefill.inject"))
+        return len(encoded) == num_missing and encoded <= injected
+
+    spans = system.trace(got.request_id, "prefill.wait", "gateway.stream", until=has_all)
     waits = sorted((span for span in spans if span.name == "prefill.wait"), key=lambda span: span.start_ns)
     computed = [int(span.attributes["triptych.num_computed_tokens"]) for span in waits]
     assert computed[0] > 0, "it had begun"

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -136,14 +136,22 @@ class System(Server):
     def logs_dir(self) -> Path:
         return self.state_dir / self.run_dir.name / "logs"
 
-    def trace(self, request_id: str, *names: str) -> list[SpanRecord]:
-        """The spans of a request; waits until spans called `names` are among them."""
+    def trace(
+        self,
+        request_id: str,
+        *names: str,
+        until: Callable[[list[SpanRecord]], bool] = lambda spans: True,
+    ) -> list[SpanRecord]:
+        """The spans of a request; waits until those called `names` are among them, and `until` is true of them.
+
+        A process writes its spans in the order in which they end, and some time after that.
+        """
         found: list[SpanRecord] = []
 
         def is_complete() -> bool:
             found[:] = read_trace(self.traces_dir, request_id)
             has_root = any(span.is_root for span in found)
-            return has_root and set(names) <= {span.name for span in found}
+            return has_root and set(names) <= {span.name for span in found} and until(found)
 
         wait_until(is_complete, SPANS_TIMEOUT_S, f"spans {names} of {request_id}")
         return found
