@@ -9,6 +9,7 @@ import pytest
 from triptych_common.cores.sharing import Work
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from triptych_vllm_connector.step_metadata import StepOrders
     from triptych_vllm_connector.worker import runner_wrappers
     from triptych_vllm_connector.worker.runner_wrappers import PREFILL_TOKENS, wrap
 
@@ -22,12 +23,14 @@ class Share:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.late: list[bool] = []
 
     def watch_layers(self, model: object) -> None:
         self.calls.append(("watch_layers", model))
 
-    def start_step(self, work: Work) -> None:
+    def start_step(self, work: Work, *, is_late: bool = False) -> None:
         self.calls.append(work)
+        self.late.append(is_late)
 
     def end_step(self) -> None:
         self.calls.append("end")
@@ -60,8 +63,11 @@ def share(monkeypatch: pytest.MonkeyPatch) -> Share:
     return share
 
 
-def step(*num_tokens: int, decodes: bool = False, encodes: bool = False, fails: bool = False) -> Any:
+def step(
+    *num_tokens: int, decodes: bool = False, encodes: bool = False, fails: bool = False, orders: Any = None
+) -> Any:
     return SimpleNamespace(
+        ec_connector_metadata=orders,
         scheduled_cached_reqs=SimpleNamespace(num_output_tokens=[0, 3] if decodes else [0]),
         scheduled_encoder_inputs={"r": [0]} if encodes else {},
         num_scheduled_tokens={str(number): each for number, each in enumerate(num_tokens)},
@@ -95,3 +101,10 @@ def test_prefill_decode_tells_text_from_prompts(share: Share) -> None:
     works = [each for each in share.calls if each != "end"]
     assert works == [Work.DECODE, Work.CHUNK, Work.DECODE, Work.PREFILL, Work.DECODE]
     assert share.calls.count("end") == len(works)
+
+
+def test_a_step_with_a_late_prompt_says_so(share: Share) -> None:
+    runner = wrap(Runner(), is_producer=False)
+    for orders in (StepOrders(is_late=True), StepOrders(), None):
+        runner.execute_model(step(PREFILL_TOKENS, orders=orders))
+    assert share.late == [True, False, False]

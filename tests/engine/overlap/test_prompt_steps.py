@@ -17,6 +17,7 @@ from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 
 A, B = mm_hash("a"), mm_hash("b")
 CHUNK = 4
+LATE_CHUNK = 9  # less than a small rest below the prompt of `image_of_another_flow`
 PROMPT = 3 * STEP_TOKENS
 
 
@@ -25,13 +26,15 @@ class FixedChunks(PromptChunks):
         super().__init__(0.5)
         self.noted: list[tuple[int, int, float]] = []
 
-    def max_prompt_tokens(self, num_decoding: int) -> int:
+    def max_prompt_tokens(self, num_decoding: int, *, is_late: bool = False) -> int:
         return CHUNK
 
-    def max_turn_tokens(self) -> int:
-        return CHUNK
+    def max_turn_tokens(self, *, is_late: bool = False) -> int:
+        return LATE_CHUNK if is_late else CHUNK
 
-    def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
+    def note_step(
+        self, num_prompt_tokens: int, num_decoding: int, seconds: float, *, is_late: bool = False
+    ) -> None:
         self.noted.append((num_prompt_tokens, num_decoding, seconds))
 
 
@@ -179,10 +182,31 @@ def test_a_prompt_that_is_begun_makes_way_for_one_whose_turn_came_before(
     assert runs[-2:] == ["one", "flood1"]
     assert order.count("flood1") > 1, "it was begun, and not done"
     num_decoding = decodes + 1  # with two steps in flight flood0 counts in the first
-    assert all(sum(each.values()) <= CHUNK + num_decoding for each in steps if "one" in each)
+    with_it = [each for each in steps if "one" in each]
     if decodes:
+        assert all(sum(each.values()) <= CHUNK + num_decoding for each in with_it)
         assert all(each["text"] == 1 for each in steps), "the stream goes on"
         whole.abort("text")
+    else:
+        assert max(each["one"] for each in with_it) > CHUNK, "who comes now comes after it"
+    whole.check_idle()
+
+
+def test_decoding_of_a_flood_does_not_bound_the_steps_of_a_late_prompt(
+    whole: ParkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = noted_steps(whole, monkeypatch)
+    whole.add("streams", text=2, max_tokens=400, token=6, flow="f")
+    whole.until(lambda: bool(whole.tokens["streams"]))
+    image_of_another_flow(whole)
+    whole.add("flood2", text=PROMPT, max_tokens=1, token=5, flow="f")
+    steps.clear()
+    whole.comes(A)
+    whole.until(lambda: bool(whole.tokens["one"]))
+    assert max(each["one"] for each in steps if "one" in each) > CHUNK
+    assert all(each["streams"] == 1 for each in steps), "it goes on all the same"
+    for request_id in ("streams", "flood1", "flood2"):
+        whole.abort(request_id)
     whole.check_idle()
 
 

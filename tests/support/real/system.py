@@ -142,7 +142,7 @@ class System(Server):
         *names: str,
         until: Callable[[list[SpanRecord]], bool] = lambda spans: True,
     ) -> list[SpanRecord]:
-        """The spans of a request; waits until those called `names` are among them, and `until` is true of them.
+        """The spans of a request; waits until `names` are among theirs, and `until` is true of them.
 
         A process writes its spans in the order in which they end, and some time after that.
         """

@@ -9,10 +9,14 @@ from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder, WriteOr
 
 @dataclass
 class StepOrders(ECConnectorMetadata):
-    """Scheduler -> worker, with each step: what to write to the region, and what to load from it."""
+    """Scheduler -> worker, with each step: what to write to the region, and what to load from it.
+
+    `is_late`: a prompt is computed whose turn came before one's that was begun earlier (`PromptTurns`).
+    """
 
     writes: dict[str, list[WriteOrder]] = field(default_factory=dict)  # by mm_hash
     loads: list[LoadOrder] = field(default_factory=list)
+    is_late: bool = False
 
 
 @dataclass

@@ -39,6 +39,21 @@ def test_two_cores(policy: CorePolicy, others: list[EngineLoad], cores: set[int]
 
 
 @pytest.mark.parametrize(
+    ("policy", "other", "cores"),
+    [
+        ("text_first", Work.ENCODE, {0, 1}),
+        ("text_first", Work.PREFILL, {0}),
+        ("text_first", Work.CHUNK, {0}),
+        ("text_first", Work.DECODE, {0}),
+        ("image_first", Work.ENCODE, {0}),
+        ("split", Work.ENCODE, {0}),
+    ],
+)
+def test_from_a_late_prompt_an_encode_keeps_no_core(policy: CorePolicy, other: Work, cores: set[int]) -> None:
+    assert cores_for(policy, OWN, HOST, [load(other)], NOW, is_late=True) == cores
+
+
+@pytest.mark.parametrize(
     ("ago_ns", "before", "cores"),
     [
         (0, Work.DECODE, {0}),

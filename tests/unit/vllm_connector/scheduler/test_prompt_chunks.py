@@ -65,6 +65,25 @@ def test_while_flows_take_turns_a_step_of_prompts_alone_is_bounded_by_its_time()
     assert PromptChunks(0.0).max_turn_tokens() is None
 
 
+def test_a_late_prompt_has_a_longer_step_by_what_its_tokens_cost() -> None:
+    chunks = PromptChunks(0.3)
+    one_core, both = Engine(token=0.001), Engine(token=0.0005)
+    for num_tokens in (512, 64) * NUM_REMEMBERED:
+        chunks.note_step(num_tokens, 0, one_core.seconds(num_tokens, 0))
+    assert (chunks.max_turn_tokens(), chunks.max_turn_tokens(is_late=True)) == (48, 128), "none was late yet"
+    for num_tokens in (512, 64):
+        chunks.note_step(num_tokens, 0, both.seconds(num_tokens, 0), is_late=True)
+    assert (chunks.max_turn_tokens(), chunks.max_turn_tokens(is_late=True)) == (48, 256)
+
+
+def test_a_late_prompt_leaves_decoding_its_share() -> None:
+    chunks, both = PromptChunks(0.5), Engine(token=0.0005)
+    Engine().settle(chunks, 3)
+    for num_tokens in (512, 64):
+        chunks.note_step(num_tokens, 3, both.seconds(num_tokens, 3), is_late=True)
+    assert (chunks.max_prompt_tokens(3), chunks.max_prompt_tokens(3, is_late=True)) == (96, 192)
+
+
 def test_steps_without_a_prompt_show_what_decoding_costs_and_then_it_is_asked_no_more() -> None:
     chunks, engine = PromptChunks(0.5), Engine()
     assert engine.step(chunks, 3) == 0

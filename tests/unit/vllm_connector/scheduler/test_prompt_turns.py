@@ -108,3 +108,32 @@ def test_a_request_that_is_added_again_has_one_turn() -> None:
     turns.add_request("b", "b", COST)
     turns.remove_request("a")
     assert not turns.are_several
+
+
+def test_who_was_passed_over_is_late() -> None:
+    turns = PromptTurns()
+    turns.add_request("one", "1", COST)
+    for number in range(2):
+        turns.add_request(f"f{number}", "f", COST)
+        turns.begin_prompt(f"f{number}")
+    assert turns.is_late("one")
+    assert not turns.is_late("f1")
+    turns.add_request("two", "2", COST)
+    assert not turns.is_late("two"), "it has just come"
+
+
+def test_a_flood_is_ahead_and_a_flow_that_asks_for_little_is_not() -> None:
+    turns = PromptTurns()
+    turns.add_request("one", "1", COST)
+    for number in range(3):
+        turns.add_request(f"f{number}", "f", COST)
+        turns.begin_prompt(f"f{number}")
+    turns.add_request("text", "", COST // 4)
+    turns.begin_prompt("text")
+    assert not turns.is_ahead("f2", "one"), "it has what it asked for, and no more than the other asks for"
+    turns.add_request("f3", "f", COST)
+    assert turns.is_ahead("f2", "one")
+    assert not turns.is_ahead("text", "one")
+    turns.remove_request("f3")
+    assert not turns.is_ahead("f2", "one"), "what ended before its turn has cost nothing"
+    assert not turns.is_ahead("gone", "one")

@@ -31,16 +31,26 @@ class EngineLoad:
 
 
 def cores_for(
-    policy: CorePolicy, own: frozenset[int], host: frozenset[int], others: Iterable[EngineLoad], now_ns: int
+    policy: CorePolicy,
+    own: frozenset[int],
+    host: frozenset[int],
+    others: Iterable[EngineLoad],
+    now_ns: int,
+    *,
+    is_late: bool = False,
 ) -> frozenset[int]:
     """Cores for the next step or layer: the engine's own, and all of `host` that nobody else keeps.
 
-    Two that borrow the same idle core share it as the kernel sees fit.
+    Two that borrow the same idle core share it as the kernel sees fit. `is_late`: a prompt of the step should
+    have been computed before; under `text_first` an encode keeps no core from it, and goes on beside it with
+    the low priority that encoders have there.
     """
     if policy == "split":
         return own
     kept: set[int] = set()
     for other in others:
+        if is_late and policy == "text_first" and other.work is Work.ENCODE:
+            continue
         if _keeps_cores(other, policy, now_ns):
             kept |= other.cores
     return own | (host - kept)

@@ -77,6 +77,8 @@ class ParkingMixin:
         self._prompt_steps.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._prompt_steps.on_step_scheduled(output)
+        if isinstance(orders := output.ec_connector_metadata, StepOrders):
+            orders.is_late = self._prompt_steps.is_late(output)
         if self._giving_way is not None:
             self._deferred += self._giving_way.after_step()
         for request in self._deferred:

@@ -14,7 +14,8 @@ pairs' slopes, after Theil and Sen). Where a step costs much for itself, small c
 tokens then take at least as long as that.
 
 While nothing decodes, a step of several flows' prompts is bounded too (`max_turn_tokens`): whose turn is next
-waits for the step that is being computed.
+waits for the step that is being computed. Steps with a late prompt (`PromptTurns.is_late`) may have more
+cores: what their tokens cost is kept apart.
 
 Chunks that share a step with decoding are those of Sarathi-Serve ("stall-free batching"); there their size
 is set by hand.
@@ -33,6 +34,8 @@ CHUNK_SIZES: tuple[int, ...] = tuple(sorted(size << power for size in (32, 48) f
 """Tokens. Few different ones: kernels are chosen, and on the CPU made, for each shape."""
 TURN_S = 0.05
 """Of prompts in a step while flows take turns: what one that comes waits for."""
+LATE_TURN_S = 0.15
+"""Of a late prompt, and others, in a step: who comes now comes after it."""
 FIRST_CHUNK = 64
 """While it is not known what tokens cost."""
 NUM_REMEMBERED = 16
@@ -49,7 +52,9 @@ class PromptChunks:
         self._decode_share = decode_share
         self._decode_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=NUM_REMEMBERED))
         self._seen_at: dict[int, int] = {}  # number of the last step without a prompt, by batch size
-        self._prompt_steps: deque[tuple[int, int, float]] = deque(maxlen=NUM_REMEMBERED)
+        self._prompt_steps: dict[bool, deque[tuple[int, int, float]]] = {
+            is_late: deque(maxlen=NUM_REMEMBERED) for is_late in (False, True)
+        }
         self._num_steps = 0
         self._num_looks = 0
 
@@ -58,19 +63,21 @@ class PromptChunks:
         """Are steps bounded at all?"""
         return self._decode_share > 0
 
-    def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
+    def note_step(
+        self, num_prompt_tokens: int, num_decoding: int, seconds: float, *, is_late: bool = False
+    ) -> None:
         """A step with so many tokens of prompts and so many requests that decode took `seconds`."""
         self._num_steps += 1
         if num_prompt_tokens >= CHUNK_SIZES[0]:
-            self._prompt_steps.append((num_prompt_tokens, num_decoding, seconds))
+            self._prompt_steps[is_late].append((num_prompt_tokens, num_decoding, seconds))
         elif num_prompt_tokens == 0 and num_decoding:
             size = num_decoding.bit_length()
             self._decode_s[size].append(seconds)
             self._seen_at[size] = self._num_steps
             self._num_looks = 0
 
-    def max_prompt_tokens(self, num_decoding: int) -> int | None:
-        """Of a step in which so many others decode. None: as many as vLLM lets it.
+    def max_prompt_tokens(self, num_decoding: int, *, is_late: bool = False) -> int | None:
+        """Of a step in which so many others decode, with a late prompt or without. None: as vLLM lets it.
 
         0: none in this step, which shows what decoding costs.
         """
@@ -80,19 +87,29 @@ class PromptChunks:
             self._num_looks += 1
             return 0
         decode_s = self._decoding_s(num_decoding)
-        if not self._prompt_steps or not decode_s:
+        steps = self._steps_like(is_late)
+        if not steps or not decode_s:
             return FIRST_CHUNK
-        return self._largest_within(decode_s * (1 - self._decode_share) / self._decode_share)
+        return self._largest_within(decode_s * (1 - self._decode_share) / self._decode_share, steps)
 
-    def max_turn_tokens(self) -> int | None:
-        """Of a step in which nothing decodes, while several flows have requests. None: as `max_prompt_tokens`."""
-        if not (self.is_on and self._prompt_steps):
+    def max_turn_tokens(self, *, is_late: bool = False) -> int | None:
+        """Of a step while several flows have requests, where no decoding is to be kept from waiting.
+
+        None: as `max_prompt_tokens`.
+        """
+        steps = self._steps_like(is_late)
+        if not (self.is_on and steps):
             return None
-        return self._largest_within(TURN_S)
+        return self._largest_within(LATE_TURN_S if is_late else TURN_S, steps)
 
-    def _largest_within(self, most_s: float) -> int:
+    def _steps_like(self, is_late: bool) -> Sequence[tuple[int, int, float]]:
+        """The latest ones with prompts; of the other kind while there are none."""
+        steps = self._prompt_steps[is_late]
+        return steps or self._prompt_steps[not is_late]
+
+    def _largest_within(self, most_s: float, steps: Sequence[tuple[int, int, float]]) -> int:
         """The largest chunk that takes no longer, or as long as a step takes for itself."""
-        step_s, token_s = self._prompt_costs()
+        step_s, token_s = self._prompt_costs(steps)
         num_tokens = max(most_s - step_s, step_s) / max(token_s, 1e-9)
         fitting = [size for size in CHUNK_SIZES if size <= num_tokens]
         return fitting[-1] if fitting else CHUNK_SIZES[0]
@@ -108,13 +125,12 @@ class PromptChunks:
         size = num_decoding.bit_length()
         return median(self._decode_s[min(self._decode_s, key=lambda seen: abs(seen - size))])
 
-    def _prompt_costs(self) -> tuple[float, float]:
+    def _prompt_costs(self, prompt_steps: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
         """What a step with a prompt takes beyond decoding: for itself, and for each token."""
-        sizes = {decoding for _, decoding, _ in self._prompt_steps}
+        sizes = {decoding for _, decoding, _ in prompt_steps}
         decoding_s = {decoding: self._decoding_s(max(decoding, 1)) for decoding in sizes}
         steps = [
-            (tokens, max(seconds - decoding_s[decoding], 0.0))
-            for tokens, decoding, seconds in self._prompt_steps
+            (tokens, max(seconds - decoding_s[decoding], 0.0)) for tokens, decoding, seconds in prompt_steps
         ]
         slopes = [
             (t - s) / (m - n) for (n, s), (m, t) in combinations(steps, 2) if abs(m - n) >= CHUNK_SIZES[0]

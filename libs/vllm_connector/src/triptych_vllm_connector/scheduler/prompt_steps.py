@@ -5,6 +5,9 @@ each step; then prompts, in the order of their turns (or priority, where vLLM sc
 the chunk; then stalled requests, which give way first. How long a step took is known when its output is
 handled.
 
+A prompt that is late (`PromptTurns`) has larger steps. Decoding of flows that have taken their share, and
+more, does not bound them: of a flood, that is, and of nobody else.
+
 vLLM gives what runs its tokens before anything that waits. So a prompt that is begun makes way where flows
 take turns: while a request waits whose turn came before, and which could begin, it is left out of the steps.
 It keeps its KV blocks. If there is no room for the other one, it goes on.
@@ -14,14 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from triptych_vllm_connector.scheduler.clipping import can_clip
-from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
+from triptych_vllm_connector.scheduler.prompt_chunks import CHUNK_SIZES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_turns import PromptTurns
 
 
@@ -31,6 +34,7 @@ class _Step:
     scheduled_at: float
     num_prompt_tokens: int
     num_decoding: int
+    is_late: bool
 
 
 class PromptSteps:
@@ -92,17 +96,38 @@ class PromptSteps:
         scheduler.max_num_scheduled_tokens = self._max_tokens
         if not scheduler.waiting and len(decoding) == len(scheduler.running):
             return
+        late = self._first_late() if self.take_turns else None
         max_prompt_tokens = None
-        if decoding:
-            max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding))
+        if any(late is None or not self._turns.is_ahead(each, late.request_id) for each in self._decoding):
+            max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding), is_late=late is not None)
         elif self.take_turns:
-            max_prompt_tokens = self._chunks.max_turn_tokens()
+            max_prompt_tokens = self._max_turn_tokens(late)
         if max_prompt_tokens is not None:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
             scheduler.running.sort(key=self._order)
         if self.take_turns and max_prompt_tokens != 0:
             self._make_way()
+
+    def _max_turn_tokens(self, late: Request | None) -> int | None:
+        """Of a step in which nothing decodes that is kept from waiting. No small rest of `late` is left."""
+        max_tokens = self._chunks.max_turn_tokens(is_late=late is not None)
+        if max_tokens is None or late is None:
+            return max_tokens
+        num_tokens = _num_new_tokens(late)
+        return num_tokens if 0 < num_tokens - max_tokens < CHUNK_SIZES[0] else max_tokens
+
+    def _first_late(self) -> Request | None:
+        """The prompt that has been late for longest."""
+        prompts = chain(self._scheduler.running, self._scheduler.waiting)
+        late = (
+            each
+            for each in prompts
+            if each.request_id not in self._decoding
+            and each.request_id not in self._stalled
+            and self._turns.is_late(each.request_id)
+        )
+        return min(late, key=self._order, default=None)
 
     def _make_way(self) -> None:
         """Leave begun prompts out of this step for one whose turn came before, and which could begin."""
@@ -146,7 +171,8 @@ class PromptSteps:
         self._note_room(output)
         decoded = [each for each in scheduled if each in self._decoding]
         num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
-        self._in_flight.append(_Step(output, self._now(), num_prompt_tokens, len(decoded)))
+        is_late = self.is_late(output)
+        self._in_flight.append(_Step(output, self._now(), num_prompt_tokens, len(decoded), is_late))
 
     def _note_room(self, output: Any) -> None:
         """Did the one that others made way for begin, unless others took the whole step?"""
@@ -154,6 +180,12 @@ class PromptSteps:
         is_full = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
         if first and first not in output.num_scheduled_tokens and not is_full:
             self._without_room.add(first)
+
+    def is_late(self, output: Any) -> bool:
+        """Does the step compute a prompt that waited while others of later turns were begun?"""
+        return self.take_turns and any(
+            each not in self._decoding and self._turns.is_late(each) for each in output.num_scheduled_tokens
+        )
 
     def on_step_output(self, output: Any) -> None:
         """The step is done. One that was scheduled while another ran has begun when that was done."""
@@ -163,7 +195,9 @@ class PromptSteps:
             if step.output is output:
                 if not output.scheduled_encoder_inputs:  # else media were encoded too
                     began_at = max(step.scheduled_at, self._last_output_at)
-                    self._chunks.note_step(step.num_prompt_tokens, step.num_decoding, now - began_at)
+                    self._chunks.note_step(
+                        step.num_prompt_tokens, step.num_decoding, now - began_at, is_late=step.is_late
+                    )
                 break
         self._last_output_at = now
 

@@ -19,7 +19,8 @@ class PromptTurns:
         self._ends: dict[str, float] = {}  # by flow, of those that end later than now
         self._tags: dict[str, float] = {}
         self._flows: dict[str, str] = {}
-        self._not_begun: dict[str, int] = {}  # tokens of their prompts
+        self._sizes: dict[str, int] = {}  # tokens of their prompts
+        self._not_begun: set[str] = set()
         self._num_requests: Counter[str] = Counter()  # by flow
 
     @property
@@ -35,12 +36,13 @@ class PromptTurns:
         self._ends[flow] = tag + num_tokens
         self._tags[engine_request_id] = tag
         self._flows[engine_request_id] = flow
-        self._not_begun[engine_request_id] = num_tokens
+        self._sizes[engine_request_id] = num_tokens
+        self._not_begun.add(engine_request_id)
         self._num_requests[flow] += 1
 
     def begin_prompt(self, engine_request_id: str) -> None:
         """Its prompt is computed from now on. Idempotent."""
-        self._not_begun.pop(engine_request_id, None)
+        self._not_begun.discard(engine_request_id)
         tag = self._tags.get(engine_request_id, 0.0)
         if tag > self._now:
             self._now = tag
@@ -51,12 +53,22 @@ class PromptTurns:
         flow = self._flows.pop(engine_request_id, None)
         if flow is not None:
             del self._tags[engine_request_id]
-            num_tokens = self._not_begun.pop(engine_request_id, 0)
-            if num_tokens and flow in self._ends:
+            num_tokens = self._sizes.pop(engine_request_id)
+            if engine_request_id in self._not_begun and flow in self._ends:
                 self._ends[flow] -= num_tokens
+            self._not_begun.discard(engine_request_id)
             self._num_requests[flow] -= 1
             if not self._num_requests[flow]:
                 del self._num_requests[flow]
+
+    def is_late(self, engine_request_id: str) -> bool:
+        """Has a prompt begun whose turn came after this one's?"""
+        return self.tag_of(engine_request_id) < self._now
+
+    def is_ahead(self, engine_request_id: str, of: str) -> bool:
+        """Has the request's flow taken, or asked for, more than what `of` asks for, counted from now?"""
+        end = self._ends.get(self._flows.get(engine_request_id, ""), 0.0)
+        return end - self._now > self._sizes.get(of, 0)
 
     def tag_of(self, engine_request_id: str) -> float:
         """The start of its turn: the least goes first."""

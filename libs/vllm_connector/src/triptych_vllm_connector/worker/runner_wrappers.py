@@ -15,6 +15,7 @@ from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.pieces import place_items_whole
+from triptych_vllm_connector.step_metadata import StepOrders
 from triptych_vllm_connector.worker.containment import encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.deepstack import keep_deepstack
@@ -36,12 +37,12 @@ def _work_of(scheduler_output: Any) -> Work:
 
 
 @contextlib.contextmanager
-def _computing(share: ComputeShare | None, work: Work) -> Iterator[None]:
+def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False) -> Iterator[None]:
     """A step of `work`, on what it may have of the cores or the GPU."""
     if share is None:
         yield
         return
-    share.start_step(work)
+    share.start_step(work, is_late=is_late)
     try:
         yield
     finally:
@@ -151,7 +152,9 @@ class DisaggPrefillDecodeGPURunnerWrapper:
         num_tokens = scheduler_output.total_num_scheduled_tokens
         if connector.share is None or num_tokens == 0:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        with _computing(connector.share, _work_of(scheduler_output)):
+        orders = scheduler_output.ec_connector_metadata
+        is_late = isinstance(orders, StepOrders) and orders.is_late
+        with _computing(connector.share, _work_of(scheduler_output), is_late=is_late):
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:

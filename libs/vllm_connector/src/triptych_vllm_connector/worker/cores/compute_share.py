@@ -23,8 +23,8 @@ class ComputeShare(Protocol):
     def watch_layers(self, model: nn.Module) -> None:
         """Encoder: have `start_layer` called before each layer of `model`, if the share changes with them."""
 
-    def start_step(self, work: Work) -> None:
-        """The step computes `work`."""
+    def start_step(self, work: Work, *, is_late: bool = False) -> None:
+        """The step computes `work`. `is_late`: a prompt of it should have been computed before."""
 
     def start_layer(self) -> None:
         """The next layer of the step."""
@@ -50,7 +50,7 @@ class FixedShare:
     def watch_layers(self, model: nn.Module) -> None:
         """Layers stay as they are: vLLM may compile or capture them."""
 
-    def start_step(self, work: Work) -> None: ...
+    def start_step(self, work: Work, *, is_late: bool = False) -> None: ...
 
     def start_layer(self) -> None: ...
 

@@ -89,7 +89,7 @@ class CoreShare:
         self._team = openmp.team(self._num_threads)
         self._cores: frozenset[int] = frozenset()  # where the team was put; none: not known
         self._refused: frozenset[int] = frozenset()
-        self._works = False
+        self._works = self._is_late = False
         self.compute = Compute(sharing=Sharing.CORES, policy=policy, cores=tuple(sorted(self._own)))
         self.range = CoreRange(len(self._own), len(self._own))
 
@@ -131,9 +131,9 @@ class CoreShare:
                 with suppress(ProcessLookupError):
                     self._lower(thread)
 
-    def start_step(self, work: Work) -> None:
-        """The step computes `work`."""
-        self._works = True
+    def start_step(self, work: Work, *, is_late: bool = False) -> None:
+        """The step computes `work`. `is_late`: it may have the cores of encoders that encode, too."""
+        self._works, self._is_late = True, is_late
         self._board.publish(work)
         num_threads = len(self._own) if work is Work.DECODE else self._team_size
         if num_threads != self._num_threads or num_threads != self._openmp.num_threads():
@@ -191,7 +191,9 @@ class CoreShare:
             log.warning("cores no longer shared", reason=str(error))
             self._policy = "split"
             return self._own
-        return cores_for(self._policy, self._own, self._host, others, time.monotonic_ns())
+        return cores_for(
+            self._policy, self._own, self._host, others, time.monotonic_ns(), is_late=self._is_late
+        )
 
     def _move_team(self, cores: frozenset[int]) -> None:
         """The calling thread first: what the runtime starts from now on runs where it does."""
