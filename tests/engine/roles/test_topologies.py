@@ -184,6 +184,7 @@ def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:
 @pytest.mark.parametrize(
     ("options", "prefills", "decodes", "encodes"),
     [
+        (("--encoders=1", "--prefill-decodes=1"), [], [], False),
         (("--encode-prefills=1", "--decodes=1"), ["encode_prefill-0"], ["decode-0"], True),
         (("--encode-prefill-decodes=1",), [], [], True),
         (
@@ -199,7 +200,7 @@ def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:
             False,
         ),
     ],
-    ids=["ep+d", "epd", "2e+2p+2d", "mixture"],
+    ids=["e+pd", "ep+d", "epd", "2e+2p+2d", "mixture"],
 )
 def test_other_topologies(
     options: tuple[str, ...],
