@@ -76,6 +76,19 @@ def noted_steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[
     return steps
 
 
+def noted_lateness(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What the worker is told of each step from now on."""
+    told: list[bool] = []
+    execute = engine.worker.execute_model
+
+    def noting(output: Any, *args: Any, **kwargs: Any) -> Any:
+        told.append(output.ec_connector_metadata.is_late)
+        return execute(output, *args, **kwargs)
+
+    monkeypatch.setattr(engine.worker, "execute_model", noting)
+    return told
+
+
 def decode(engine: ParkingEngine, *request_ids: str) -> None:
     """These decode, until they are aborted."""
     for request_id in request_ids:
@@ -188,24 +201,35 @@ def test_a_prompt_that_is_begun_makes_way_for_one_whose_turn_came_before(
         assert all(each["text"] == 1 for each in steps), "the stream goes on"
         whole.abort("text")
     else:
-        assert max(each["one"] for each in with_it) > CHUNK, "who comes now comes after it"
+        # Three chunks long. With two steps in flight flood0 decodes beside the first one.
+        assert len(with_it) <= 2, "who comes now comes after it, and no small rest is left"
+        assert max(each["one"] for each in with_it) > CHUNK
     whole.check_idle()
 
 
-def test_decoding_of_a_flood_does_not_bound_the_steps_of_a_late_prompt(
-    whole: ParkingEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("others", [(), ("text",)])
+def test_decoding_of_a_flood_alone_does_not_bound_the_steps_of_a_late_prompt(
+    whole: ParkingEngine, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
 ) -> None:
+    decode(whole, *others)
     steps = noted_steps(whole, monkeypatch)
+    are_late = noted_lateness(whole, monkeypatch)
     whole.add("streams", text=2, max_tokens=400, token=6, flow="f")
     whole.until(lambda: bool(whole.tokens["streams"]))
     image_of_another_flow(whole)
     whole.add("flood2", text=PROMPT, max_tokens=1, token=5, flow="f")
     steps.clear()
+    are_late.clear()
     whole.comes(A)
     whole.until(lambda: bool(whole.tokens["one"]))
-    assert max(each["one"] for each in steps if "one" in each) > CHUNK
+    with_it = [each for each in steps if "one" in each]
+    if others:
+        assert len(with_it) > 1, with_it
+    else:
+        assert len(with_it) == 1
+    assert are_late == ["one" in each for each in steps], "the worker is told"
     assert all(each["streams"] == 1 for each in steps), "it goes on all the same"
-    for request_id in ("streams", "flood1", "flood2"):
+    for request_id in ("streams", "flood1", "flood2", *others):
         whole.abort(request_id)
     whole.check_idle()
 
@@ -221,6 +245,7 @@ def test_where_there_is_no_room_for_it_what_is_begun_goes_on(
     engine.comes(A)
     engine.until(lambda: bool(engine.tokens["flood1"]))
     assert len([each for each in steps if not each]) <= 2, "one step that computes nothing, or two in flight"
+    assert all(each.get("flood1", 0) <= CHUNK for each in steps), "nothing is late that could not begin"
     engine.until(lambda: bool(engine.tokens["one"]))
     engine.check_idle()
 

@@ -122,6 +122,23 @@ def test_who_was_passed_over_is_late() -> None:
     assert not turns.is_late("two"), "it has just come"
 
 
+def test_no_request_is_late_for_another_of_its_own_flow() -> None:
+    turns = PromptTurns()
+    for number in range(3):
+        turns.add_request(f"f{number}", "f", COST)
+    turns.add_request("one", "1", 3 * COST)
+    turns.begin_prompt("f1")  # its image came first
+    assert not turns.is_late("f0")
+    assert turns.is_late("one")
+    turns.add_request("two", "2", COST)
+    turns.begin_prompt("two")
+    assert turns.is_late("f0"), "another flow's turn, after its own"
+    turns.begin_prompt("f2")
+    assert not turns.is_late("f2")
+    assert turns.is_late("two")
+    assert turns.is_late("f0")
+
+
 def test_a_flood_is_ahead_and_a_flow_that_asks_for_little_is_not() -> None:
     turns = PromptTurns()
     turns.add_request("one", "1", COST)
@@ -132,8 +149,13 @@ def test_a_flood_is_ahead_and_a_flow_that_asks_for_little_is_not() -> None:
     turns.begin_prompt("text")
     assert not turns.is_ahead("f2", "one"), "it has what it asked for, and no more than the other asks for"
     turns.add_request("f3", "f", COST)
+    assert not turns.is_ahead("f2", "one"), "one more is not many"
+    turns.add_request("f4", "f", COST)
     assert turns.is_ahead("f2", "one")
     assert not turns.is_ahead("text", "one")
+    for number in range(5):
+        turns.add_request(f"text{number}", "", 10 * COST)
+    assert not turns.is_ahead("text", "one"), "texts of all callers are one flow"
     turns.remove_request("f3")
     assert not turns.is_ahead("f2", "one"), "what ended before its turn has cost nothing"
     assert not turns.is_ahead("gone", "one")

@@ -65,10 +65,10 @@ def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
     """What to reserve for `tensor` (`[num_embeds, width]`).
 
     Raises:
-        SpecMismatchError: not two-dimensional, or a dtype that does not travel.
+        SpecMismatchError: not two-dimensional, or empty, or a dtype that does not travel.
     """
     for name, dtype in TORCH_DTYPES.items():
-        if dtype == tensor.dtype and tensor.dim() == 2:
+        if dtype == tensor.dtype and tensor.dim() == 2 and tensor.numel() > 0:
             return TensorSpec(
                 shape=(tensor.shape[0], tensor.shape[1]),
                 dtype=name,

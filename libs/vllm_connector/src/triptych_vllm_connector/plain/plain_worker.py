@@ -50,6 +50,11 @@ class PlainLoader(LoadingWorker):
             raise StoreUnavailableError(f"the store lost {mm_hash} after vLLM had planned a step with it")
         return tensor
 
+    def give_back(self, pin: StorePin) -> None:
+        """Unused. One of another region has ended with its store."""
+        if pin.region_id == self.region_id:
+            self._released.put(pin.pin_id)
+
     def _try_load(self, order: LoadOrder) -> torch.Tensor | None:
         loaded: dict[str, torch.Tensor] = {}
         self.load_orders(loaded, [order])
@@ -78,8 +83,15 @@ class PlainWorker:
     def load_items(
         self, encoder_cache: MutableMapping[str, torch.Tensor], loads: dict[str, StorePin]
     ) -> None:
-        """Raises TriptychError when a tensor cannot be had: the engine ends with it."""
+        """What `encoder_cache` has already stays.
+
+        Raises:
+            TriptychError: a tensor cannot be had. The engine ends with it.
+        """
         for identifier, pin in loads.items():
+            if identifier in encoder_cache:
+                self._give_back(pin)
+                continue
             mm_hash = self._hash_of(identifier)
             try:
                 encoder_cache[identifier] = self._loader_for(pin).load(mm_hash, pin)
@@ -118,6 +130,11 @@ class PlainWorker:
         self._loader.close()
         if self._saver is not None:
             self._saver.close()
+
+    def _give_back(self, pin: StorePin) -> None:
+        loader = self._loader.opened or self._loader.try_get()
+        if loader is not None:
+            loader.give_back(pin)
 
     def _loader_for(self, pin: StorePin) -> PlainLoader:
         """On the region of the pin if it is mapped, whatever became of its store, else on the store's region.

@@ -72,6 +72,7 @@ class ParkingMixin:
         self._without_slot.clear()
         if self._giving_way is not None:
             self._giving_way.before_step()
+        self._prompt_steps.sort_waiting()
         if self._prompt_steps.take_turns:
             self._ask_ahead()
         self._prompt_steps.before_step()
@@ -117,10 +118,15 @@ class ParkingMixin:
     def _ask_ahead(self) -> None:
         """vLLM asks about nothing that waits in a step that what runs takes whole.
 
-        Where flows take turns, what runs makes way: it is to be known for whom.
+        Where flows take turns, what runs makes way: it is to be known for whom. What a flood has beyond its
+        turn is not asked about: it would take its place among those that wait for space.
         """
         for request in list(self.waiting):  # type: ignore[attr-defined]
             if not request.mm_features or self.consumer.was_asked(request.request_id):
+                continue
+            if not self._prompt_steps.has_turn(request):
+                return  # nor has any behind it
+            if not self._lora_slots.has_room(request, self.running):  # type: ignore[attr-defined]
                 continue
             _, num_computed_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)  # type: ignore[attr-defined]
             if not self.ec_connector.ensure_cache_available(request, num_computed_tokens):  # type: ignore[attr-defined]
@@ -263,7 +269,8 @@ class ParkingMixin:
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)  # type: ignore[misc]
-        self._prompt_steps.add_request(request)
+        if request.request_id in self.requests:  # type: ignore[attr-defined]  # else it ended a session
+            self._prompt_steps.add_request(request)
         if request.mm_features:
             self.consumer.on_request_added(request)
 

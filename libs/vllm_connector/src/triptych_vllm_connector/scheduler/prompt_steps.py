@@ -5,8 +5,8 @@ each step; then prompts, in the order of their turns (or priority, where vLLM sc
 the chunk; then stalled requests, which give way first. How long a step took is known when its output is
 handled.
 
-A prompt that is late (`PromptTurns`) has larger steps. Decoding of flows that have taken their share, and
-more, does not bound them: of a flood, that is, and of nobody else.
+A prompt that is late (`PromptTurns`), and is begun or could begin, has larger steps. Where only requests of
+flows that are ahead decode, of a flood that is, decoding does not bound them.
 
 vLLM gives what runs its tokens before anything that waits. So a prompt that is begun makes way where flows
 take turns: while a request waits whose turn came before, and which could begin, it is left out of the steps.
@@ -15,11 +15,12 @@ It keeps its KV blocks. If there is no room for the other one, it goes on.
 
 import time
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
@@ -68,6 +69,7 @@ class PromptSteps:
         self._without_room: set[str] = set()  # until a request ends
         self._max_tokens: int = scheduler.max_num_scheduled_tokens
         self._decoding: set[str] = set()
+        self._late: set[str] = set()  # that this step may compute
         self._in_flight: deque[_Step] = deque()
         self._last_output_at = 0.0
 
@@ -81,13 +83,23 @@ class PromptSteps:
 
     def remove_request(self, engine_request_id: str) -> None:
         """It has ended. Idempotent."""
+        if self._turns.has_begun(engine_request_id):
+            self._without_room.clear()  # it had KV blocks
+        self._without_room.discard(engine_request_id)
         self._turns.remove_request(engine_request_id)
-        self._without_room.clear()
 
-    def before_step(self) -> None:
-        """Order what waits and what runs, and bound the step."""
+    def sort_waiting(self) -> None:
+        """By turns, where several flows have requests."""
         if self._turns.are_several and not self._is_by_priority:
             self._sort_waiting()
+
+    def has_turn(self, request: Request) -> bool:
+        """Does nobody who is computed now, or comes now, come before it?"""
+        return self._turns.has_turn(request.request_id)
+
+    def before_step(self) -> None:
+        """Order what runs, and bound the step. What waits is in order."""
+        self._late = set()
         if not self._is_on:
             return
         scheduler = self._scheduler
@@ -96,12 +108,15 @@ class PromptSteps:
         scheduler.max_num_scheduled_tokens = self._max_tokens
         if not scheduler.waiting and len(decoding) == len(scheduler.running):
             return
-        late = self._first_late() if self.take_turns else None
+        late = self._late_prompts() if self.take_turns else []
+        self._late = {each.request_id for each in late}
         max_prompt_tokens = None
-        if any(late is None or not self._turns.is_ahead(each, late.request_id) for each in self._decoding):
-            max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding), is_late=late is not None)
+        if decoding:
+            max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding), is_late=bool(late))
         elif self.take_turns:
-            max_prompt_tokens = self._max_turn_tokens(late)
+            max_prompt_tokens = self._chunks.max_turn_tokens()
+        if late and all(self._turns.is_ahead(each, late[0].request_id) for each in self._decoding):
+            max_prompt_tokens = self._max_late_tokens(late, max_prompt_tokens)
         if max_prompt_tokens is not None:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
@@ -109,30 +124,25 @@ class PromptSteps:
         if self.take_turns and max_prompt_tokens != 0:
             self._make_way()
 
-    def _max_turn_tokens(self, late: Request | None) -> int | None:
-        """Of a step in which nothing decodes that is kept from waiting. No small rest of `late` is left."""
-        max_tokens = self._chunks.max_turn_tokens(is_late=late is not None)
-        if max_tokens is None or late is None:
-            return max_tokens
-        num_tokens = _num_new_tokens(late)
-        return num_tokens if 0 < num_tokens - max_tokens < CHUNK_SIZES[0] else max_tokens
+    def _late_prompts(self) -> list[Request]:
+        """Begun ones, and those that could begin, in the order of their turns."""
+        running = (each for each in self._scheduler.running if self._rank(each) == 1)
+        late = [each for each in chain(running, self._ready()) if self._turns.is_late(each.request_id)]
+        return sorted(late, key=lambda each: (self._turns.tag_of(each.request_id), each.arrival_time))
 
-    def _first_late(self) -> Request | None:
-        """The prompt that has been late for longest."""
-        prompts = chain(self._scheduler.running, self._scheduler.waiting)
-        late = (
-            each
-            for each in prompts
-            if each.request_id not in self._decoding
-            and each.request_id not in self._stalled
-            and self._turns.is_late(each.request_id)
-        )
-        return min(late, key=self._order, default=None)
+    def _max_late_tokens(self, late: list[Request], otherwise: int | None) -> int | None:
+        """As many as `late` prompts need, within their time; no small rest of the first one is left."""
+        most = self._chunks.max_turn_tokens(is_late=True)
+        if most is None or otherwise is None:
+            return otherwise
+        if 0 < _num_new_tokens(late[0]) - most < CHUNK_SIZES[0]:
+            most = _num_new_tokens(late[0])
+        return max(min(most, sum(map(_num_new_tokens, late))), otherwise)
 
     def _make_way(self) -> None:
         """Leave begun prompts out of this step for one whose turn came before, and which could begin."""
         scheduler = self._scheduler
-        first = next(filter(self._could_begin, scheduler.waiting), None)
+        first = next(self._ready(), None)
         if first is None:
             return
         tag = self._turns.tag_of(first.request_id)
@@ -144,14 +154,20 @@ class PromptSteps:
                     request.next_decode_eligible_step, scheduler.current_step + 2
                 )
 
-    def _could_begin(self, request: Request) -> bool:
+    def _ready(self) -> Iterator[Request]:
+        """Of the waiting ones, in their order, those that could begin. None behind one without room."""
         scheduler = self._scheduler
-        return (
-            len(scheduler.running) + scheduler.num_waiting_for_streaming_input < scheduler.max_num_active_reqs
-            and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            and request.request_id not in self._without_room
-            and self._is_ready(request)
-        )
+        num_active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        if num_active >= scheduler.max_num_active_reqs or scheduler.pause_state != PauseState.UNPAUSED:
+            return
+        for request in scheduler.waiting:
+            if request.request_id in self._without_room:
+                return
+            if self._could_begin(request):
+                yield request
+
+    def _could_begin(self, request: Request) -> bool:
+        return _is_free(request) and self._is_ready(request)
 
     def _sort_waiting(self) -> None:
         waiting = self._scheduler.waiting
@@ -178,14 +194,14 @@ class PromptSteps:
         """Did the one that others made way for begin, unless others took the whole step?"""
         first, self._made_way_for = self._made_way_for, ""
         is_full = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
-        if first and first not in output.num_scheduled_tokens and not is_full:
+        if not first or first in output.num_scheduled_tokens or is_full:
+            return
+        if any(first == each.request_id and self._could_begin(each) for each in self._scheduler.waiting):
             self._without_room.add(first)
 
     def is_late(self, output: Any) -> bool:
-        """Does the step compute a prompt that waited while others of later turns were begun?"""
-        return self.take_turns and any(
-            each not in self._decoding and self._turns.is_late(each) for each in output.num_scheduled_tokens
-        )
+        """Does the step, the last one that was scheduled, compute a prompt that was late before it?"""
+        return not self._late.isdisjoint(output.num_scheduled_tokens)
 
     def on_step_output(self, output: Any) -> None:
         """The step is done. One that was scheduled while another ran has begun when that was done."""
@@ -216,6 +232,16 @@ class PromptSteps:
 
     def _rank(self, request: Request) -> int:
         return 2 if request.request_id in self._stalled else int(request.is_prefill_chunk)
+
+
+def _is_free(request: Request) -> bool:
+    """Does vLLM look at the waiting request, or would it if it came to it?"""
+    if request.num_stale_output_tokens and not request.drop_stale_output:
+        return False
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        grammar = request.structured_output_request and request.structured_output_request.grammar
+        return grammar is not None and not isinstance(grammar, Exception)
+    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def _num_new_tokens(request: Request) -> int:

@@ -10,6 +10,9 @@ one flow go as they came. What ends before its turn has cost nothing.
 
 from collections import Counter
 
+UNNAMED = ""
+"""The flow of those that name none: all who send text alone, among others."""
+
 
 class PromptTurns:
     """Of the requests of one engine."""
@@ -21,7 +24,10 @@ class PromptTurns:
         self._flows: dict[str, str] = {}
         self._sizes: dict[str, int] = {}  # tokens of their prompts
         self._not_begun: set[str] = set()
+        self._num_waiting_tokens: Counter[str] = Counter()  # by flow, of prompts that are not begun
         self._num_requests: Counter[str] = Counter()  # by flow
+        self._last: tuple[str, float] = ("", 0.0)  # flow and tag of the latest turn that was begun
+        self._last_of_others = 0.0  # the same, of all flows but that one
 
     @property
     def are_several(self) -> bool:
@@ -38,37 +44,67 @@ class PromptTurns:
         self._flows[engine_request_id] = flow
         self._sizes[engine_request_id] = num_tokens
         self._not_begun.add(engine_request_id)
+        self._num_waiting_tokens[flow] += num_tokens
         self._num_requests[flow] += 1
 
     def begin_prompt(self, engine_request_id: str) -> None:
         """Its prompt is computed from now on. Idempotent."""
-        self._not_begun.discard(engine_request_id)
-        tag = self._tags.get(engine_request_id, 0.0)
+        if engine_request_id not in self._not_begun:
+            return
+        self._leave_waiting(engine_request_id)
+        flow, tag = self._flows[engine_request_id], self._tags[engine_request_id]
+        if flow == self._last[0]:
+            self._last = (flow, max(tag, self._last[1]))
+        elif tag > self._last[1]:
+            self._last, self._last_of_others = (flow, tag), self._last[1]
+        else:
+            self._last_of_others = max(tag, self._last_of_others)
         if tag > self._now:
             self._now = tag
             self._ends = {flow: end for flow, end in self._ends.items() if end > tag}
 
     def remove_request(self, engine_request_id: str) -> None:
         """It has ended. Idempotent."""
-        flow = self._flows.pop(engine_request_id, None)
-        if flow is not None:
-            del self._tags[engine_request_id]
-            num_tokens = self._sizes.pop(engine_request_id)
-            if engine_request_id in self._not_begun and flow in self._ends:
-                self._ends[flow] -= num_tokens
-            self._not_begun.discard(engine_request_id)
-            self._num_requests[flow] -= 1
-            if not self._num_requests[flow]:
-                del self._num_requests[flow]
+        flow = self._flows.get(engine_request_id)
+        if flow is None:
+            return
+        if not self.has_begun(engine_request_id):
+            if flow in self._ends:
+                self._ends[flow] -= self._sizes[engine_request_id]
+            self._leave_waiting(engine_request_id)
+        del self._flows[engine_request_id], self._tags[engine_request_id], self._sizes[engine_request_id]
+        self._num_requests[flow] -= 1
+        if not self._num_requests[flow]:
+            del self._num_requests[flow]
+
+    def has_begun(self, engine_request_id: str) -> bool:
+        """Its prompt is computed, or was."""
+        return engine_request_id not in self._not_begun
+
+    def has_turn(self, engine_request_id: str) -> bool:
+        """Does nobody who has begun, or who comes now, come before it?"""
+        return self.tag_of(engine_request_id) <= self._now
 
     def is_late(self, engine_request_id: str) -> bool:
-        """Has a prompt begun whose turn came after this one's?"""
-        return self.tag_of(engine_request_id) < self._now
+        """Has a prompt of another flow begun whose turn came after this one's?"""
+        is_last = self._flows.get(engine_request_id) == self._last[0]
+        return self.tag_of(engine_request_id) < (self._last_of_others if is_last else self._last[1])
 
     def is_ahead(self, engine_request_id: str, of: str) -> bool:
-        """Has the request's flow taken, or asked for, more than what `of` asks for, counted from now?"""
-        end = self._ends.get(self._flows.get(engine_request_id, ""), 0.0)
-        return end - self._now > self._sizes.get(of, 0)
+        """Does the request's flow wait for more than `of` does, and than this request asked for?
+
+        So it has more than one further request under way. Never the flow of those that name none.
+        """
+        flow = self._flows.get(engine_request_id, UNNAMED)
+        least = max(self._sizes.get(of, 0), self._sizes.get(engine_request_id, 0))
+        return flow != UNNAMED and self._num_waiting_tokens[flow] > least
+
+    def _leave_waiting(self, engine_request_id: str) -> None:
+        flow = self._flows[engine_request_id]
+        self._not_begun.remove(engine_request_id)
+        self._num_waiting_tokens[flow] -= self._sizes[engine_request_id]
+        if not self._num_waiting_tokens[flow]:
+            del self._num_waiting_tokens[flow]
 
     def tag_of(self, engine_request_id: str) -> float:
         """The start of its turn: the least goes first."""
