@@ -1,4 +1,4 @@
-"""The system of compose.yaml on a real Docker engine. Skipped, with the reason, where there is none.
+"""The system of compose.yaml, or of several hosts, on a real Docker engine. Skipped where there is none.
 
 Images stay afterwards (the next run builds on them); containers, networks and volumes go.
 
@@ -9,6 +9,7 @@ Images stay afterwards (the next run builds on them); containers, networks and v
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -17,10 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.compose.hosts import HostProjects, host_address, host_environment, write_keys
 from tests.integration.compose.project import ROOT, Compose
 
 SAMPLES = ROOT / "models" / "digits-vl" / "samples"
 BUILD_LIMIT_S = 1800.0
+HOSTS_ENCODE_DELAY_MS = 2000  # so that a fault can befall a request whose image is being encoded
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +86,33 @@ def in_two_stages(_docker_engine: None) -> Iterator[Compose]:
         project.run("build", limit_s=BUILD_LIMIT_S)
         project.up()
         yield project
+
+
+@pytest.fixture(scope="module")
+def two_hosts(_docker_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProjects]:
+    """Projects of compose.host.yaml: `a` has Redis, the gateway and the encoder, `b` the prefill_decode."""
+    keys = tmp_path_factory.mktemp("keys")
+    key, other_key = keys / "fabric.key", keys / "other.key"
+    password, names = secrets.token_hex(16), ("a", "b")
+    with contextlib.ExitStack() as stack:
+        addresses = [
+            stack.enter_context(host_address(f"triptych-test-{os.getpid()}-address-{name}")) for name in names
+        ]
+        of_first = {
+            "COMPOSE_PROFILES": "first",
+            "TRIPTYCH_DEBUG_ENCODE_DELAY_MS": str(HOSTS_ENCODE_DELAY_MS),
+        }
+        first, second = (
+            stack.enter_context(
+                _project(f"-{name}", **host_environment(name, address, addresses[0], password, key), **more)
+            )
+            for name, address, more in zip(names, addresses, (of_first, {}), strict=True)
+        )
+        first.run("build", limit_s=BUILD_LIMIT_S)
+        write_keys(key, other_key)
+        hosts = HostProjects(first, second, key, other_key)
+        hosts.start()
+        yield hosts
 
 
 @pytest.fixture(scope="session")

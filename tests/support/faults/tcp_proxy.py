@@ -17,13 +17,19 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # for SO_LINGER
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 
 
 class TcpProxy:
     """Listens on a port of 127.0.0.1; each connection goes to where `target` points when it is made."""
 
-    def __init__(self, target: Path | int, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        target: Path | int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         """`target`: a Unix socket, or a port of 127.0.0.1."""
         self.port = 0
         self.reply_delay_s = 0.0  # of each piece that the server sends
@@ -34,7 +40,7 @@ class TcpProxy:
         self._resets = False
         self._mute_up_to = 0  # connections, by the order in which they were accepted
         self._pairs: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp proxy", daemon=True)
 
     def __enter__(self) -> Self:
@@ -124,8 +130,8 @@ class TcpProxy:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
             directions = {
-                asyncio.ensure_future(self._pump(reader, other_writer, None)),
-                asyncio.ensure_future(self._pump(other_reader, writer, number)),
+                asyncio.ensure_future(self._pump(reader, other_writer, number, is_reply=False)),
+                asyncio.ensure_future(self._pump(other_reader, writer, number, is_reply=True)),
             }
             try:
                 await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
@@ -137,12 +143,12 @@ class TcpProxy:
             other_writer.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies_of: int | None
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, is_reply: bool
     ) -> None:
-        """`replies_of`: the number of the connection whose replies these are; None: requests."""
-        while data := await reader.read(_CHUNK):
-            if replies_of is not None:
-                if replies_of <= self._mute_up_to:
+        """One direction of the connection `number`."""
+        while data := await reader.read(CHUNK):
+            if is_reply:
+                if number <= self._mute_up_to:
                     continue
                 if self.reply_delay_s:
                     await asyncio.sleep(self.reply_delay_s)

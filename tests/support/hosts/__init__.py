@@ -8,4 +8,5 @@ control_redis   Redis on a host of its own
 real            real engines on two hosts
 command_line    `./triptych` on one of them
 layout, system  `tests.support.fast` on them: a store and a fabric agent on each host
+far_redis       the same, with Redis far away from all of them
 """

@@ -130,18 +130,6 @@ def test_encoder_takes_an_idle_core_and_gives_it_back_at_the_next_layer(
     assert moves.places == {0: {0, 1}, 1: {0, 1}}
 
 
-def test_a_late_prompt_has_the_core_of_an_encode_for_its_step_alone(
-    share: MakeShare, text: CoreBoard, moves: Moves
-) -> None:
-    cores = share()
-    text.publish(Work.ENCODE)
-    cores.start_step(Work.PREFILL, is_late=True)
-    assert moves.places == {0: {0, 1}, 1: {0, 1}}
-    cores.end_step()
-    cores.start_step(Work.PREFILL)
-    assert moves.places == {0: {0}, 1: {0}}
-
-
 def test_image_first_keeps_the_core_of_text(share: MakeShare, text: CoreBoard, moves: Moves) -> None:
     cores = share(policy="image_first")
     text.publish(Work.DECODE)
