@@ -20,7 +20,7 @@ from tests.integration.cache_store.fabric.conftest import MakeHost, transports_o
 from tests.integration.cache_store.fabric.test_authentication import Authority
 from tests.integration.cache_store.fabric.test_failures import wait_being_written
 from tests.support.fabric.orders import OrderingGateway, completed, failed
-from tests.support.waiting import until_async
+from tests.support.waiting import until_async, wait_until
 from triptych_cache_store.fabric.wire.redis_channel import WINDOW_BYTES
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.transfers import LinkCall, TransferFailureKind
@@ -147,7 +147,8 @@ async def test_who_has_redis_alone_writes_nothing(
     (stream,) = link_keys(raw, "target")
     raw.xadd(stream, {b"e": bytes(9) + b"\2" + bytes(15) + b"evil" * 4 + bytes(32)})
     assert failed(await asyncio.wait_for(result, 15)) is TransferFailureKind.UNREACHABLE
-    target.wait_no_leftovers()  # the sending agent may hear of the end first
+    # The sending agent may hear of the end before the receiving one has given its reservation up.
+    wait_until(lambda: target.store.stats().num_reservations == 0, 15, "nothing is reserved at the target")
     assert target.store.stats().num_seals_total == 0
     source.wait_no_leftovers()
 
