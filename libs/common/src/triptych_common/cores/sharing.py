@@ -49,16 +49,16 @@ def cores_for(
         return own
     kept: set[int] = set()
     for other in others:
-        if is_late and policy == "text_first" and other.work is Work.ENCODE:
-            continue
-        if _keeps_cores(other, policy, now_ns):
+        if _keeps_cores(other, policy, now_ns, is_late=is_late):
             kept |= other.cores
     return own | (host - kept)
 
 
-def _keeps_cores(other: EngineLoad, policy: CorePolicy, now_ns: int) -> bool:
-    """Whether its cores cannot be borrowed now."""
-    if other.work in (Work.PREFILL, Work.ENCODE, Work.CHUNK):
+def _keeps_cores(other: EngineLoad, policy: CorePolicy, now_ns: int, *, is_late: bool) -> bool:
+    """Whether its cores cannot be borrowed now, by a step that is late or by another."""
+    if other.work is Work.ENCODE:
+        return not (is_late and policy == "text_first")
+    if other.work in (Work.PREFILL, Work.CHUNK):
         return True
     if policy == "image_first":
         return False

@@ -77,9 +77,9 @@ class ParkingMixin:
             self._ask_ahead()
         self._prompt_steps.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._prompt_steps.on_step_scheduled(output)
+        is_late = self._prompt_steps.on_step_scheduled(output)
         if isinstance(orders := output.ec_connector_metadata, StepOrders):
-            orders.is_late = self._prompt_steps.is_late(output)
+            orders.is_late = is_late
         if self._giving_way is not None:
             self._deferred += self._giving_way.after_step()
         for request in self._deferred:

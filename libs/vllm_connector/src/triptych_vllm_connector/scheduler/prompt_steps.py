@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.prompt_chunks import CHUNK_SIZES, PromptChunks
-from triptych_vllm_connector.scheduler.prompt_turns import PromptTurns
+from triptych_vllm_connector.scheduler.prompt_turns import UNNAMED, PromptTurns
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class PromptSteps:
     def add_request(self, request: Request) -> None:
         """It has come."""
         params = request.ec_transfer_params  # vLLM takes anything
-        flow = params.get("flow") if isinstance(params, dict) else ""
+        flow = params.get("flow") if isinstance(params, dict) else UNNAMED
         self._turns.add_request(
-            request.request_id, flow if isinstance(flow, str) else "", request.num_prompt_tokens
+            request.request_id, flow if isinstance(flow, str) else UNNAMED, request.num_prompt_tokens
         )
 
     def remove_request(self, engine_request_id: str) -> None:
@@ -90,8 +90,14 @@ class PromptSteps:
 
     def sort_waiting(self) -> None:
         """By turns, where several flows have requests."""
-        if self._turns.are_several and not self._is_by_priority:
-            self._sort_waiting()
+        if not self._turns.are_several or self._is_by_priority:
+            return
+        waiting = self._scheduler.waiting
+        tags = [self._turns.tag_of(each.request_id) for each in waiting]
+        if any(tag > later for tag, later in pairwise(tags)):
+            ordered = sorted(waiting, key=lambda each: self._turns.tag_of(each.request_id))
+            waiting.clear()
+            waiting.extend(ordered)
 
     def has_turn(self, request: Request) -> bool:
         """Does nobody who is computed now, or comes now, come before it?"""
@@ -108,7 +114,8 @@ class PromptSteps:
         scheduler.max_num_scheduled_tokens = self._max_tokens
         if not scheduler.waiting and len(decoding) == len(scheduler.running):
             return
-        late = self._late_prompts() if self.take_turns else []
+        ready = list(self._ready()) if self.take_turns else []
+        late = self._late_prompts(ready) if self.take_turns else []
         self._late = {each.request_id for each in late}
         max_prompt_tokens = None
         if decoding:
@@ -121,14 +128,14 @@ class PromptSteps:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
             scheduler.running.sort(key=self._order)
-        if self.take_turns and max_prompt_tokens != 0:
-            self._make_way()
+        if ready and max_prompt_tokens != 0:
+            self._make_way_for(ready[0])
 
-    def _late_prompts(self) -> list[Request]:
-        """Begun ones, and those that could begin, in the order of their turns."""
+    def _late_prompts(self, ready: list[Request]) -> list[Request]:
+        """Begun ones, and those of `ready`, in the order of their turns."""
         running = (each for each in self._scheduler.running if self._rank(each) == 1)
-        late = [each for each in chain(running, self._ready()) if self._turns.is_late(each.request_id)]
-        return sorted(late, key=lambda each: (self._turns.tag_of(each.request_id), each.arrival_time))
+        late = [each for each in chain(running, ready) if self._turns.is_late(each.request_id)]
+        return sorted(late, key=self._turn)
 
     def _max_late_tokens(self, late: list[Request], otherwise: int | None) -> int | None:
         """As many as `late` prompts need, within their time; no small rest of the first one is left."""
@@ -139,12 +146,9 @@ class PromptSteps:
             most = _num_new_tokens(late[0])
         return max(min(most, sum(map(_num_new_tokens, late))), otherwise)
 
-    def _make_way(self) -> None:
-        """Leave begun prompts out of this step for one whose turn came before, and which could begin."""
+    def _make_way_for(self, first: Request) -> None:
+        """Leave begun prompts whose turns came after that of `first`, which could begin, out of this step."""
         scheduler = self._scheduler
-        first = next(self._ready(), None)
-        if first is None:
-            return
         tag = self._turns.tag_of(first.request_id)
         for request in scheduler.running:
             if self._rank(request) == 1 and self._turns.tag_of(request.request_id) > tag:
@@ -169,26 +173,19 @@ class PromptSteps:
     def _could_begin(self, request: Request) -> bool:
         return _is_free(request) and self._is_ready(request)
 
-    def _sort_waiting(self) -> None:
-        waiting = self._scheduler.waiting
-        tags = [self._turns.tag_of(each.request_id) for each in waiting]
-        if any(tag > later for tag, later in pairwise(tags)):
-            ordered = sorted(waiting, key=lambda each: self._turns.tag_of(each.request_id))
-            waiting.clear()
-            waiting.extend(ordered)
-
-    def on_step_scheduled(self, output: Any) -> None:
-        """vLLM has scheduled the step."""
+    def on_step_scheduled(self, output: Any) -> bool:
+        """vLLM has scheduled the step. Returns whether it computes a prompt that was late before it."""
         for request in output.scheduled_new_reqs:
             self._turns.begin_prompt(request.req_id)
         if not self._is_on:
-            return
+            return False
         scheduled = output.num_scheduled_tokens
         self._note_room(output)
         decoded = [each for each in scheduled if each in self._decoding]
         num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
-        is_late = self.is_late(output)
+        is_late = not self._late.isdisjoint(scheduled)
         self._in_flight.append(_Step(output, self._now(), num_prompt_tokens, len(decoded), is_late))
+        return is_late
 
     def _note_room(self, output: Any) -> None:
         """Did the one that others made way for begin, unless others took the whole step?"""
@@ -198,10 +195,6 @@ class PromptSteps:
             return
         if any(first == each.request_id and self._could_begin(each) for each in self._scheduler.waiting):
             self._without_room.add(first)
-
-    def is_late(self, output: Any) -> bool:
-        """Does the step, the last one that was scheduled, compute a prompt that was late before it?"""
-        return not self._late.isdisjoint(output.num_scheduled_tokens)
 
     def on_step_output(self, output: Any) -> None:
         """The step is done. One that was scheduled while another ran has begun when that was done."""
@@ -227,8 +220,11 @@ class PromptSteps:
         return bool(self._scheduler.policy == SchedulingPolicy.PRIORITY)
 
     def _order(self, request: Request) -> tuple[int, float, float]:
+        return self._rank(request), *self._turn(request)
+
+    def _turn(self, request: Request) -> tuple[float, float]:
         turn = request.priority if self._is_by_priority else self._turns.tag_of(request.request_id)
-        return self._rank(request), turn, request.arrival_time
+        return turn, request.arrival_time
 
     def _rank(self, request: Request) -> int:
         return 2 if request.request_id in self._stalled else int(request.is_prefill_chunk)

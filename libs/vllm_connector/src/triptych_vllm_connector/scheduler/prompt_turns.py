@@ -99,13 +99,13 @@ class PromptTurns:
         least = max(self._sizes.get(of, 0), self._sizes.get(engine_request_id, 0))
         return flow != UNNAMED and self._num_waiting_tokens[flow] > least
 
+    def tag_of(self, engine_request_id: str) -> float:
+        """The start of its turn: the least goes first."""
+        return self._tags.get(engine_request_id, 0.0)
+
     def _leave_waiting(self, engine_request_id: str) -> None:
         flow = self._flows[engine_request_id]
         self._not_begun.remove(engine_request_id)
         self._num_waiting_tokens[flow] -= self._sizes[engine_request_id]
         if not self._num_waiting_tokens[flow]:
             del self._num_waiting_tokens[flow]
-
-    def tag_of(self, engine_request_id: str) -> float:
-        """The start of its turn: the least goes first."""
-        return self._tags.get(engine_request_id, 0.0)
