@@ -5,7 +5,7 @@ EngineCore's own loop runs them, one step at a time and with two in flight; stor
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 
+T = TypeVar("T")
 A, B = mm_hash("a"), mm_hash("b")
 CHUNK = 4
 LATE_CHUNK = 9  # less than a small rest below the prompt of `image_of_another_flow`
@@ -63,30 +64,22 @@ def steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[s
     return noted_steps(engine, monkeypatch)
 
 
+def noted(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch, what: Callable[[Any], T]) -> list[T]:
+    """Of each step that this engine's worker gets from now on."""
+    found: list[T] = []
+    execute = engine.worker.execute_model
+
+    def noting(output: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(what(output))
+        return execute(output, *args, **kwargs)
+
+    monkeypatch.setattr(engine.worker, "execute_model", noting)
+    return found
+
+
 def noted_steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """Of this engine, from now on."""
-    steps: list[dict[str, int]] = []
-    execute = engine.worker.execute_model
-
-    def noting(output: Any, *args: Any, **kwargs: Any) -> Any:
-        steps.append(dict(output.num_scheduled_tokens))
-        return execute(output, *args, **kwargs)
-
-    monkeypatch.setattr(engine.worker, "execute_model", noting)
-    return steps
-
-
-def noted_lateness(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What the worker is told of each step from now on."""
-    told: list[bool] = []
-    execute = engine.worker.execute_model
-
-    def noting(output: Any, *args: Any, **kwargs: Any) -> Any:
-        told.append(output.ec_connector_metadata.is_late)
-        return execute(output, *args, **kwargs)
-
-    monkeypatch.setattr(engine.worker, "execute_model", noting)
-    return told
+    """Tokens by request."""
+    return noted(engine, monkeypatch, lambda output: dict(output.num_scheduled_tokens))
 
 
 def decode(engine: ParkingEngine, *request_ids: str) -> None:
@@ -213,7 +206,7 @@ def test_decoding_of_a_flood_alone_does_not_bound_the_steps_of_a_late_prompt(
 ) -> None:
     decode(whole, *others)
     steps = noted_steps(whole, monkeypatch)
-    are_late = noted_lateness(whole, monkeypatch)
+    are_late = noted(whole, monkeypatch, lambda output: output.ec_connector_metadata.is_late)
     whole.add("streams", text=2, max_tokens=400, token=6, flow="f")
     whole.until(lambda: bool(whole.tokens["streams"]))
     image_of_another_flow(whole)

@@ -42,6 +42,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.request import Request
@@ -78,6 +79,23 @@ class Connector(TriptychECConnector):
     def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
         self._consumer = self._make_consumer(cache)
         return self._consumer
+
+
+def one_layer_scheduler(
+    scheduler_cls: type[Scheduler], config: VllmConfig, num_blocks: int, block_size: int
+) -> Scheduler:
+    """One of vLLM's, or a subclass, over a KV cache of one layer."""
+    config.cache_config.num_gpu_blocks = num_blocks
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    return scheduler_cls(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+        hash_block_size=block_size,
+        log_stats=True,
+    )
 
 
 @functools.cache
@@ -183,22 +201,9 @@ class ParkingEngine:
             lambda config, role: Connector(config, role, make_consumer, connector_config(**overlap)),
         )
         config = vllm_config()
-        config.cache_config.num_gpu_blocks = num_blocks
         config.scheduler_config.max_num_seqs, config.scheduler_config.policy = max_num_seqs, policy
         config.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=32, dtype=torch.float32)
-        self.scheduler = scheduler_cls(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=num_blocks,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_SIZE,
-            hash_block_size=BLOCK_SIZE,
-            log_stats=True,
-        )
+        self.scheduler = one_layer_scheduler(scheduler_cls, config, num_blocks, BLOCK_SIZE)
         self.consumer: Consumer = self.scheduler.consumer
         self.worker = ParkingWorker(self)
         self.core = Core(config, self.scheduler, self.worker, num_in_flight)

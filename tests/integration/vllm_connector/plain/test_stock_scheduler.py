@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.vllm_connector.parking_engine import MODEL, block_hasher
+from tests.support.vllm_connector.parking_engine import MODEL, block_hasher, one_layer_scheduler
 from tests.support.vllm_connector.plain_engine import Media, PlainEngine
 from tests.support.waiting import wait_until
 from triptych_cache_store.testing import StoreProcess
@@ -24,10 +24,8 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
-    from vllm.v1.structured_output import StructuredOutputManager
 
     from triptych_vllm_connector.plain.plain_step import PlainStep
 
@@ -57,20 +55,7 @@ class StockScheduler:
                     "ec_connector_extra_config": {"store_socket": str(store.socket), "namespace": "test"},
                 },
             ).create_engine_config()
-            config.cache_config.num_gpu_blocks = num_blocks
-            spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
-            self.vllms = Scheduler(
-                vllm_config=config,
-                kv_cache_config=KVCacheConfig(
-                    num_blocks=num_blocks,
-                    kv_cache_tensors=[],
-                    kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-                ),
-                structured_output_manager=StructuredOutputManager(config),
-                block_size=BLOCK_SIZE,
-                hash_block_size=BLOCK_SIZE,
-                log_stats=True,
-            )
+            self.vllms = one_layer_scheduler(Scheduler, config, num_blocks, BLOCK_SIZE)
         self.vllms.encoder_cache_manager = EncoderCacheManager(cache_rows)
         self.failed: set[str] = set()
 

@@ -19,6 +19,13 @@ def served(turns: PromptTurns, waiting: list[str]) -> list[str]:
     return order
 
 
+def begin(turns: PromptTurns, flow: str, count: int) -> None:
+    """So many requests of a flow, from number 0, each begun when it has come."""
+    for number in range(count):
+        turns.add_request(f"{flow}{number}", flow, COST)
+        turns.begin_prompt(f"{flow}{number}")
+
+
 def test_one_flow_is_served_as_it_came() -> None:
     turns = PromptTurns()
     names = [f"r{number}" for number in range(5)]
@@ -113,9 +120,7 @@ def test_a_request_that_is_added_again_has_one_turn() -> None:
 def test_who_was_passed_over_is_late() -> None:
     turns = PromptTurns()
     turns.add_request("one", "1", COST)
-    for number in range(2):
-        turns.add_request(f"f{number}", "f", COST)
-        turns.begin_prompt(f"f{number}")
+    begin(turns, "f", 2)
     assert turns.is_late("one")
     assert not turns.is_late("f1")
     turns.add_request("two", "2", COST)
@@ -142,9 +147,7 @@ def test_no_request_is_late_for_another_of_its_own_flow() -> None:
 def test_a_flood_is_ahead_and_a_flow_that_asks_for_little_is_not() -> None:
     turns = PromptTurns()
     turns.add_request("one", "1", COST)
-    for number in range(3):
-        turns.add_request(f"f{number}", "f", COST)
-        turns.begin_prompt(f"f{number}")
+    begin(turns, "f", 3)
     turns.add_request("text", "", COST // 4)
     turns.begin_prompt("text")
     assert not turns.is_ahead("f2", "one"), "it has what it asked for, and no more than the other asks for"

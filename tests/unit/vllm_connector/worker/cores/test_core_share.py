@@ -2,14 +2,15 @@
 
 import fcntl
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from torch import nn, zeros
 
+from tests.unit.vllm_connector.worker.cores.conftest import CountedOpenMp, MakeShare, Moves
 from triptych_common.cores.board import NUM_SLOTS, CoreBoard
 from triptych_common.cores.plan import CorePolicy
 from triptych_common.cores.sharing import Work
@@ -20,94 +21,11 @@ from triptych_vllm_connector.worker.cores.core_share import CoreShare
 from triptych_vllm_connector.worker.cores.layers import before_each_layer
 from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
-MakeShare = Callable[..., CoreShare]
-
-
-class CountedOpenMp:
-    """Notes the numbers that were set, and the teams that were asked for."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.teams: list[int] = []
-        self.first_id = 0  # of the next team that is looked up, beside the calling thread
-        self.number = 1
-
-    def num_threads(self) -> int:
-        return self.number
-
-    def set_num_threads(self, num_threads: int) -> None:
-        self.numbers.append(num_threads)
-        self.number = num_threads
-
-    def team(self, num_threads: int) -> frozenset[int]:
-        self.teams.append(num_threads)
-        return frozenset({0, *range(self.first_id + 1, self.first_id + num_threads)})
-
-
-class Moves:
-    """Where each thread was put last."""
-
-    def __init__(self) -> None:
-        self.places: dict[int, set[int]] = {}
-        self.order: list[int] = []
-        self.ended: set[int] = set()
-        self.lowered: list[int] = []  # threads, whose priority was
-        self.error: OSError | None = None
-
-    def lower(self, thread: int) -> None:
-        self(thread, ())  # it may have ended
-        self.lowered.append(thread)
-
-    def __call__(self, thread: int, cores: Collection[int]) -> None:
-        if self.error is not None:
-            raise self.error
-        if thread in self.ended:
-            raise ProcessLookupError(3, "No such process")
-        self.order.append(thread)
-        self.places[thread] = set(cores)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.sock.cores"
-
-
-@pytest.fixture
-def text(path: Path) -> Iterator[CoreBoard]:
-    with closing(CoreBoard.open(path, [1])) as board:
-        yield board
-
-
-@pytest.fixture
-def openmp() -> CountedOpenMp:
-    return CountedOpenMp()
-
-
-@pytest.fixture
-def moves() -> Moves:
-    return Moves()
-
 
 @pytest.fixture
 def log_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Warnings, and what is worse."""
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.fixture
-def share(path: Path, openmp: CountedOpenMp, moves: Moves) -> Iterator[MakeShare]:
-    opened: list[CoreShare] = []
-
-    def make(
-        own: Collection[int] = (0,), host: Collection[int] = (0, 1), policy: CorePolicy = "text_first"
-    ) -> CoreShare:
-        board = CoreBoard.open(path, own)
-        opened.append(CoreShare(policy, own, host, board, cast(OpenMp, openmp), moves, moves.lower))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
 
 
 def test_encoder_takes_an_idle_core_and_gives_it_back_at_the_next_layer(
@@ -128,6 +46,18 @@ def test_encoder_takes_an_idle_core_and_gives_it_back_at_the_next_layer(
     text.publish(Work.IDLE)
     cores.start_layer()
     assert moves.places == {0: {0, 1}, 1: {0, 1}}
+
+
+def test_a_late_prompt_has_the_core_of_an_encode_for_its_step_alone(
+    share: MakeShare, text: CoreBoard, moves: Moves
+) -> None:
+    cores = share()
+    text.publish(Work.ENCODE)
+    cores.start_step(Work.PREFILL, is_late=True)
+    assert moves.places == {0: {0, 1}, 1: {0, 1}}
+    cores.end_step()
+    cores.start_step(Work.PREFILL)
+    assert moves.places == {0: {0}, 1: {0}}
 
 
 def test_image_first_keeps_the_core_of_text(share: MakeShare, text: CoreBoard, moves: Moves) -> None:
