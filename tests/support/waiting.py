@@ -25,12 +25,15 @@ async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float
             await asyncio.sleep(0.02)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for something in another process that cannot be awaited here."""
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
+    """Wait for something in another process that cannot be awaited here.
+
+    `what`: for the message of a failure; a callable is asked when it comes to that.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s} s: {what}")
+            pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.05)
 
 

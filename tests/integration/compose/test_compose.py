@@ -16,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.integration.compose.project import UP_LIMIT_S, Compose
 from tests.integration.compose.prometheus_image import files_with_prometheus
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -65,14 +66,6 @@ def padded(png: bytes, num_bytes: int) -> bytes:
 def num_encodes(system: Compose) -> int:
     """Encodes so far, by the spans in the volume with the traces."""
     return int(system.execute("gateway", "sh", "-c", COUNT_ENCODES).stdout or 0)
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float, what: str) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(0.5)
 
 
 def encoders(system: Compose) -> set[str]:

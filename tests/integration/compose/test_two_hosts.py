@@ -25,8 +25,8 @@ from tests.integration.compose.test_compose import (
     messages,
     padded,
     read_digits,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]  # it may build the images
@@ -65,19 +65,21 @@ def containers(host: Compose, name: str) -> dict[str, dict[str, Any]]:
 
 def spans_by_name(hosts: HostProjects, request_id: str, wanted: set[str]) -> dict[str, SpanRecord]:
     """The spans of a request, once those that are wanted are there; a failure tells which are."""
-    deadline = time.monotonic() + SEEN_LIMIT_S
-    while True:
-        found = {span.name: span for span in hosts.trace(request_id)}
-        missing = wanted - found.keys()
-        if not missing:
-            return found
-        if time.monotonic() > deadline:
-            there = "\n".join(f"  {span}" for span in found.values())
-            pytest.fail(
-                f"not within {SEEN_LIMIT_S:.0f} s: spans {sorted(missing)} of {request_id}. There are:\n"
-                f"{there}\nin these files:\n{hosts.trace_files()}"
-            )
-        time.sleep(0.5)
+    found: dict[str, SpanRecord] = {}
+
+    def are_there() -> bool:
+        found.update({span.name: span for span in hosts.trace(request_id)})
+        return wanted <= found.keys()
+
+    def case() -> str:
+        there = "\n".join(f"  {span}" for span in found.values())
+        return (
+            f"spans {sorted(wanted - found.keys())} of {request_id}. There are:\n{there}\n"
+            f"in these files:\n{hosts.trace_files()}"
+        )
+
+    wait_until(are_there, SEEN_LIMIT_S, case)
+    return found
 
 
 def test_digits_are_read_by_a_model_on_another_host_than_the_encoder(

@@ -41,7 +41,10 @@ class IncompleteError(Exception):
 
 
 class RespReader:
-    """Requests and replies of RESP2, out of pieces of any size."""
+    """Requests and replies of RESP2, out of pieces of any size.
+
+    hiredis reads them too, but where it is installed redis-py takes it for every client.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
