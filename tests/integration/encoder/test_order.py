@@ -1,6 +1,7 @@
 """The order in which encoders make items ready: real Redis, store and service; an engine of the test."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, Bench, job, working
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, stream_consumer
-from triptych_common.coordination import SingleFlight
+from triptych_common.coordination import Registry, SingleFlight
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -19,6 +20,7 @@ from triptych_encoder.jobs import encoder_peers, job_runner
 HASHES = [f"{n:064x}" for n in range(16)]
 OTHERS = HASHES[8:10]
 SLOTS = 8
+NUM_READS = 3  # of an encoder that waits: jobs, preallocation notifications, acknowledgements
 
 
 def prepares_all(bench: Bench) -> None:
@@ -143,18 +145,18 @@ async def all_at_once(bus: AsyncBus, mm_hashes: Sequence[str]) -> None:
 
 
 async def ready(bus: AsyncBus, *encoders: Bench) -> None:
-    """They are registered, and wait for jobs."""
+    """Each is registered, and waits for jobs."""
     async with asyncio.timeout(LIMIT_S):
-        while await num_blocked(bus) < len(encoders):  # noqa: ASYNC110
+        while not await are_ready(bus, len(encoders)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def num_blocked(bus: AsyncBus) -> int:
+async def are_ready(bus: AsyncBus, num_encoders: int) -> bool:
     clients: Any = await bus.client.client_list()
-    return sum(
-        each["cmd"] == "xreadgroup" and "b" in each["flags"] and each["name"].count("encoder-") == 2
-        for each in clients
-    )
+    reads = Counter(each["name"] for each in clients if each["cmd"] == "xreadgroup" and "b" in each["flags"])
+    waiting = [num for name, num in reads.items() if name.count("encoder-") == 2]
+    is_registered = len(await Registry(bus).list_instances()) == num_encoders
+    return is_registered and waiting == [NUM_READS] * num_encoders
 
 
 async def test_two_encoders_share_the_items_of_one_request(
