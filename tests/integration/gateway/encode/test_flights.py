@@ -18,7 +18,7 @@ from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import free_port, until
 from triptych_common.coordination import SingleFlight, StartResult, single_flight
 from triptych_common.coordination.single_flight import merge_backlogs
-from triptych_common.protocol.messages import FailureKind, Requester
+from triptych_common.protocol.messages import EncodeCompleted, FailureKind, Requester
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import run_gateway
 
@@ -286,6 +286,29 @@ async def test_a_result_that_never_came_is_asked_for_again(pair: tuple[System, S
     assert (len(system.encoder.jobs), system.encoder.num_encodes) == (2, 1)
     assert len({job.job_id for job in system.encoder.jobs}) == 1
     await assert_nothing_is_left(system, other)
+
+
+async def test_a_result_that_comes_while_a_later_request_looks_for_the_sizes_orders_nothing(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill_decode hears of the seal from its store, so an answer can end before its result is here."""
+    await system.ask([IMAGE])
+    (job,), orders = system.encoder.jobs, system.gateway.orders
+    looks, go_on, find_all = asyncio.Event(), asyncio.Event(), orders.sizes.find_all
+
+    async def find_slowly(*args: Any) -> Any:
+        looks.set()
+        await go_on.wait()
+        return await find_all(*args)
+
+    monkeypatch.setattr(orders.sizes, "find_all", find_slowly)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([IMAGE]))
+        await looks.wait()
+        late = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder="encoder-0", encode_s=0.1)
+        await orders.on_encode_result(late)
+        go_on.set()
+    assert len(system.encoder.jobs) == 1
 
 
 async def test_results_that_never_came_stand_in_the_flight(pair: tuple[System, System]) -> None:

@@ -23,7 +23,8 @@ class FakeDirectory:
         self.written: list[tuple[str, int]] = []  # what, of how many
         self.is_away = False
         self.places: dict[MmHash, tuple[EntryPlace, ...]] = {}
-        self.hangs = False
+        self.hangs = self.is_removing = False
+        self.before_remove: asyncio.Event | None = None
 
     def _check(self) -> None:
         if self.is_away:
@@ -41,6 +42,9 @@ class FakeDirectory:
 
     async def remove(self, noted: Sequence[NotedPlace]) -> None:
         self._check()
+        self.is_removing = True
+        if self.before_remove is not None:
+            await self.before_remove.wait()
         self.written.append(("remove", len(noted)))
 
 
@@ -91,3 +95,36 @@ async def test_every_entry_that_was_asked_for_has_its_places(directory: FakeDire
         assert found == {noted(1).mm_hash: (noted(1).place,), noted(2).mm_hash: ()}
         directory.hangs = True
         assert await notes.find([noted(1).mm_hash]) == {}
+
+
+async def test_what_is_to_be_removed_is_found_no_more(directory: FakeDirectory) -> None:
+    """Whether its removal waits, is on its way, or comes while Redis is asked."""
+    place = noted(1).place
+    directory.places = {noted(1).mm_hash: (place,)}
+    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes.remove([noted(1)])
+    assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: ()}
+    async with running(directory) as notes:
+        directory.before_remove = asyncio.Event()
+        notes.remove([noted(1)])
+        await until(lambda: directory.is_removing)
+        assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: ()}
+        directory.before_remove.set()
+        await until(lambda: directory.written)
+        assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: (place,)}
+
+
+async def test_of_one_place_the_last_word_counts(directory: FakeDirectory) -> None:
+    """Both words are written at once: what is removed goes first."""
+    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes.add([noted(1), noted(2)])
+    notes.remove([noted(1), noted(3)])
+    notes.add([noted(3)])
+    directory.places = {each.mm_hash: (each.place,) for each in map(noted, range(1, 4))}
+    found = await notes.find([noted(number).mm_hash for number in range(1, 4)])
+    assert [len(each) for each in found.values()] == [0, 1, 1]
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(notes.run())
+        await until(lambda: len(directory.written) == 2)
+        task.cancel()
+    assert directory.written == [("remove", 1), ("add", 2)]

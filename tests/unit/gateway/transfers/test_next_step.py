@@ -11,6 +11,7 @@ MAX = 3
 NEAR, S1, S2 = (TransferSource(store, 100, is_sealed=True, is_new=False) for store in ("t", "s-1", "s-2"))
 ORDER_1, ORDER_2 = TransferStep(StepKind.ORDER, S1), TransferStep(StepKind.ORDER, S2)
 WAIT, HOLD, GIVE_UP = (TransferStep(each) for each in (StepKind.WAIT, StepKind.HOLD, StepKind.GIVE_UP))
+LOOK_UP = TransferStep(StepKind.LOOK_UP)
 ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(StepKind.ENCODE)
 
 
@@ -45,4 +46,8 @@ def test_next_step(
 ) -> None:
     transfer = Transfer(MmHash("a" * 64), "t", num_attempts=num_attempts, num_encodes=num_encodes)
     transfer.tried.update(tried)
+    is_encode = step.kind is StepKind.ENCODE
+    before = next_step(transfer, sources, is_encoding=is_encoding, max_attempts=MAX)
+    assert before == (LOOK_UP if is_encode else step), "nothing is encoded again without another look"
+    transfer.is_looked_up = True
     assert next_step(transfer, sources, is_encoding=is_encoding, max_attempts=MAX) == step

@@ -1,7 +1,8 @@
 """The stores that an item can be taken from, the best first. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
@@ -21,6 +22,12 @@ class TransferSource:
     num_bytes: int
     is_sealed: bool  # now; else an encoder is at it
     is_new: bool  # an encoder has told this gateway; else the directory says so
+
+
+def merge_places(found: Iterable[Sequence[EntryPlace]]) -> tuple[EntryPlace, ...]:
+    """What several reads say of one entry, at different times: each place once."""
+    places = {(each.store, each.generation): each for each in chain.from_iterable(found)}
+    return tuple(places.values())
 
 
 def living_places(places: Places, entries: Collection[MmHash], fabric: FabricView) -> dict[str, int]:

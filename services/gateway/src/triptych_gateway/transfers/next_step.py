@@ -3,7 +3,8 @@
 the target has the item                     HOLD
 attempts left, a source that was not tried  ORDER from it
 attempts left, an encode is under way       WAIT: its metadata, or its seal, come
-attempts left, none of that                 ENCODE again: near the target at first, then anywhere
+attempts left, none of that                 LOOK_UP where it is now, once after each order that failed
+attempts left, and it is nowhere            ENCODE again: near the target at first, then anywhere
 no attempt left                             GIVE_UP
 """
 
@@ -19,6 +20,7 @@ class StepKind(Enum):
     HOLD = auto()
     ORDER = auto()
     WAIT = auto()
+    LOOK_UP = auto()
     ENCODE = auto()
     GIVE_UP = auto()
 
@@ -47,4 +49,6 @@ def next_step(
         return TransferStep(StepKind.ORDER, fresh[0])
     if is_encoding or not transfer.num_attempts:
         return TransferStep(StepKind.WAIT)
+    if not transfer.is_looked_up:
+        return TransferStep(StepKind.LOOK_UP)
     return TransferStep(StepKind.ENCODE, near=None if transfer.num_encodes else transfer.target)

@@ -1,6 +1,6 @@
 """PlaceFinder: where items are, by what encoders have told this gateway, and by the directory."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from triptych_common.coordination import NotedPlace
@@ -12,7 +12,13 @@ from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import Places, TransferSource, find_sources, living_places
+from triptych_gateway.transfers.item_sources import (
+    Places,
+    TransferSource,
+    find_sources,
+    living_places,
+    merge_places,
+)
 from triptych_gateway.transfers.link_rates import LinkRates
 
 
@@ -74,11 +80,20 @@ class PlaceFinder:
         self, item: MmHash, target: str, media_waits: Iterable[MediaWait], now: float
     ) -> list[TransferSource]:
         """The best first; `target` itself before all others, if it has the item."""
-        places: dict[MmHash, tuple[EntryPlace, ...]] = {}
-        for each in media_waits:
-            places.update(each.entry_places)
-        known, entries = self._orders.places.find(item), self.entries_of(item)
+        known, entries, waits = self._orders.places.find(item), self.entries_of(item), list(media_waits)
+        places = {
+            entry: merge_places(each.entry_places.get(entry, ()) for each in waits) for entry in entries
+        }
         return find_sources(target, known, places, entries, self._fabric, self._rates, now)
+
+    async def look_up(self, needed: Iterable[tuple[MmHash, Sequence[MediaWait]]]) -> None:
+        """Read the directory again, for items and the requests that wait for each: one round trip."""
+        items = list(needed)
+        found = await self.read([item for item, _ in items])
+        for item, media_waits in items:
+            places = {entry: found[entry] for entry in self.entries_of(item) if entry in found}
+            for media_wait in media_waits:
+                media_wait.entry_places.update(places)
 
     def is_encoding(self, item: MmHash) -> bool:
         """A job of it is under way, as far as this gateway knows."""

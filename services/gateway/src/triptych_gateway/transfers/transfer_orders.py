@@ -41,6 +41,7 @@ from triptych_gateway.transfers.transfer_table import (
     ItemTransfers,
     OrderReason,
     Transfer,
+    TransferKey,
     TransferState,
 )
 from triptych_gateway.transfers.transfer_trace import record_transfer
@@ -89,6 +90,7 @@ class TransferOrders:
         self._waits: dict[RequestId, MediaWait] = {}
         self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
         self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
+        self._to_look_up: dict[TransferKey, Transfer] = {}
         self._boot_ids: dict[str, str] = {}  # of the agents that have orders, by their store, as of the last
         self._changed = asyncio.Event()
 
@@ -123,6 +125,10 @@ class TransferOrders:
             for each in self._join(media_wait, record.store)
             if each.state is TransferState.WAITING and not self.places.is_encoding(each.mm_hash)
         ]
+        for mm_hash in old:
+            if not self.places.sources_of(mm_hash, record.store or "", [media_wait], time.monotonic()):
+                for entry in self.places.entries_of(mm_hash):  # read long ago, perhaps
+                    known.pop(entry, None)
         known.update(await self.places.read(old, known))
         for transfer in self._join(media_wait, record.store):
             if transfer.state is TransferState.WAITING and not transfer.num_attempts:
@@ -228,6 +234,10 @@ class TransferOrders:
             self._give_up(transfer)
         elif step.source is not None:
             self._order(transfer, step.source, now)
+        elif step.kind is StepKind.LOOK_UP:
+            transfer.due_at = now  # not NEVER: what its prefill_decode asks for meanwhile orders no encode
+            self._to_look_up[transfer.key] = transfer
+            self._changed.set()
         elif step.kind is StepKind.ENCODE and any(each.needs(transfer.mm_hash) for each in waits):
             transfer.num_encodes += 1
             fields = {"mm_hash": transfer.mm_hash, "target": transfer.target, "failure": transfer.failure}
@@ -350,6 +360,8 @@ class TransferOrders:
                 else:
                     self._advance(transfer)
             self._fail_restarted()
+            if self._to_look_up:
+                await self._look_up_all()
             if self._unsent:
                 await self._send_all()
                 continue
@@ -371,6 +383,16 @@ class TransferOrders:
             for transfer in self.table.ordered_from(store):
                 self._fail(transfer, NO_AGENT)
                 self.table.made_again(transfer, store)
+
+    async def _look_up_all(self) -> None:
+        """Where those items are now that a failed transfer needs: one may have been moved, by a drain."""
+        transfers, self._to_look_up = list(self._to_look_up.values()), {}
+        await self.places.look_up((each.mm_hash, self._waits_of(each)) for each in transfers)
+        for transfer in transfers:
+            is_left = self.table.get(*transfer.key) is transfer
+            if is_left and transfer.state is TransferState.WAITING and transfer.num_attempts:
+                transfer.is_looked_up = True
+                self._advance(transfer)
 
     async def _send_all(self) -> None:
         unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]

@@ -57,6 +57,7 @@ class Transfer:
     reason: OrderReason = OrderReason.NEW  # of the last order, or of the next
     num_bytes: int = 0  # likewise, as the source was known
     num_attempts: int = 0  # orders since it was last held
+    is_looked_up: bool = False  # the directory was read again since the last order
     num_encodes: int = 0  # ordered because no transfer came to anything; likewise
     tried: set[str] = field(default_factory=set)  # sources, likewise
     ordered_at: float = 0.0  # monotonic seconds
@@ -147,6 +148,7 @@ class ItemTransfers:
         transfer.transfer_id, transfer.source, transfer.num_bytes = transfer_id, source, num_bytes
         transfer.ordered_at, transfer.due_at, transfer.num_extensions = now, due_at, 0
         transfer.num_attempts += 1
+        transfer.is_looked_up = False
         transfer.tried.add(source)
         self._by_id[transfer_id] = transfer
 
