@@ -220,8 +220,7 @@ class EncodeOrders:
 
     def _on_completed(self, message: EncodeCompleted) -> None:
         mm_hash = MmHash(message.mm_hash)
-        ordered = self.table.get(mm_hash)
-        was_in_flight = ordered is not None and ordered.in_flight
+        was_in_flight = (ordered := self.table.get(mm_hash)) is not None and ordered.in_flight
         if ordered is not None and ordered.job_id == message.job_id:
             self._metrics.encode_s.observe(time.monotonic() - ordered.ordered_at)
             if not message.encode_s:
@@ -232,10 +231,8 @@ class EncodeOrders:
         self._queue_step(mm_hash)
         item = self.table.get(mm_hash)
         if item is not None and item.sizes is None and request_ids:
-            # A request that waits for no job has only begun to look for the sizes: it orders what it lacks.
-            if was_in_flight:
-                # Its metadata never came (the bus lost it): the store has it, so asking again is cheap.
-                self._order_item(item)
+            if was_in_flight:  # else the requests are still looking for sizes, and order what they lack
+                self._order_item(item)  # the bus lost its metadata: the store has it, so asking is cheap
             return
         for media_wait in self._waits_of(request_ids):
             media_wait.set_sealed(mm_hash)

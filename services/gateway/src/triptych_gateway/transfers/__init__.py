@@ -6,6 +6,7 @@ fabric_view      which stores there are, and their agents, by the registry
 item_sources     the stores that an item can be taken from, the best first; pure
 place_finder     where items are, by encoders' word and the directory
 transfer_table   each transfer's state (drawn there); pure
+transfer_order   the order of one transfer, made from the requests that wait for it; pure
 next_step        what a transfer that waits does next; pure
 link_rates       what each link takes for so many bytes, and which one is avoided; pure
 directory_notes  what is to be noted in the directory, or removed; written in the background

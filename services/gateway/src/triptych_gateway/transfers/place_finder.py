@@ -1,5 +1,6 @@
 """PlaceFinder: where items are, by what encoders have told this gateway, and by the directory."""
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -85,6 +86,15 @@ class PlaceFinder:
             entry: merge_places(each.entry_places.get(entry, ()) for each in waits) for entry in entries
         }
         return find_sources(target, known, places, entries, self._fabric, self._rates, now)
+
+    async def complete(self, media_wait: MediaWait, items: Sequence[MmHash], target: str | None) -> None:
+        """Read what the directory says of those of `items` that were not read, or that had no place then."""
+        places, now = media_wait.entry_places, time.monotonic()
+        for item in items:
+            if not self.sources_of(item, target or "", [media_wait], now):
+                for entry in self.entries_of(item):
+                    places.pop(entry, None)
+        places.update(await self.read(items, places))
 
     async def look_up(self, needed: Iterable[tuple[MmHash, Sequence[MediaWait]]]) -> None:
         """Read the directory again, for items and the requests that wait for each: one round trip."""

@@ -13,13 +13,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from uuid import uuid4
 
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.domain.fair_turns import LEVELS
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_common.protocol.messages import EncodeClass, EncodeNeeded, InstanceRecord, Message
+from triptych_common.protocol.messages import EncodeNeeded, InstanceRecord, Message
 from triptych_common.protocol.transfers import (
     TransferCompleted,
     TransferFailed,
@@ -37,6 +35,7 @@ from triptych_gateway.transfers.item_sources import TransferSource
 from triptych_gateway.transfers.link_rates import NOT_OF_THE_LINK, LinkRates
 from triptych_gateway.transfers.next_step import StepKind, next_step
 from triptych_gateway.transfers.place_finder import PlaceFinder
+from triptych_gateway.transfers.transfer_order import transfer_order
 from triptych_gateway.transfers.transfer_table import (
     ItemTransfers,
     OrderReason,
@@ -119,17 +118,13 @@ class TransferOrders:
 
         Their sizes are known. Where one store is registered, nothing is done.
         """
-        media_wait.target, known = record.store or media_wait.target, media_wait.entry_places
+        media_wait.target = record.store or media_wait.target
         old = [
             each.mm_hash
             for each in self._join(media_wait, record.store)
             if each.state is TransferState.WAITING and not self.places.is_encoding(each.mm_hash)
         ]
-        for mm_hash in old:
-            if not self.places.sources_of(mm_hash, record.store or "", [media_wait], time.monotonic()):
-                for entry in self.places.entries_of(mm_hash):  # read long ago, perhaps
-                    known.pop(entry, None)
-        known.update(await self.places.read(old, known))
+        await self.places.complete(media_wait, old, media_wait.target)
         for transfer in self._join(media_wait, record.store):
             if transfer.state is TransferState.WAITING and not transfer.num_attempts:
                 self._advance(transfer)
@@ -247,20 +242,8 @@ class TransferOrders:
     def _order(self, transfer: Transfer, source: TransferSource, now: float) -> None:
         if transfer.reason is OrderReason.NEW and not source.is_new:
             transfer.reason = OrderReason.DIRECTORY
-        agent, waits = self._fabric.agent_of(source.store), self._waits_of(transfer)
-        order = TransferOrder(
-            transfer_id=f"transfer-{uuid4().hex}",
-            mm_hash=transfer.mm_hash,
-            entries=self.places.entries_of(transfer.mm_hash),
-            source=source.store,
-            target=transfer.target,
-            gateway=self._gateway,
-            encode_class=min(
-                (each.lane.encode_class for each in waits),
-                key=lambda each: LEVELS[each],
-                default=EncodeClass.INTERACTIVE,
-            ),
-        )
+        agent, entries = self._fabric.agent_of(source.store), self.places.entries_of(transfer.mm_hash)
+        order = transfer_order(transfer, source.store, entries, self._gateway, self._waits_of(transfer))
         # How long its encode takes is not the agent's fault: the timer runs from the seal.
         due_at = self._silent_at(transfer, source.store, source.num_bytes, now) if source.is_sealed else NEVER
         self.table.order(transfer, order.transfer_id, source.store, source.num_bytes, now, due_at)
