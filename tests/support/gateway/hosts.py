@@ -102,6 +102,17 @@ async def until_places(hosts: Hosts, mm_hash: str, stores: set[str]) -> None:
     await until_async(are_there)
 
 
+async def evict_at_target(hosts: Hosts) -> None:
+    """What was pushed there is there no more, and the directory still says that it is."""
+    entries = [entry for order in hosts.source.orders for entry in order.entries]
+
+    async def are_noted() -> bool:
+        return all([{ENCODERS, TARGET} <= await hosts.places_of(each) for each in entries])
+
+    await until_async(are_noted)
+    hosts.stores.held[TARGET].clear()
+
+
 async def assert_nothing_left(system: System) -> None:
     await system.assert_idle()
     assert len(system.gateway.transfers.table) == 0

@@ -72,6 +72,7 @@ class World:
         self.places = ItemPlaces(lambda: self.fabric.are_apart)
         self.sizes = SimpleNamespace(get_local=lambda mm_hash: None)
         self.table = SimpleNamespace(get=lambda mm_hash: SimpleNamespace(in_flight=self.is_encoding))
+        self.metrics = GatewayMetrics()
         self.transfers = TransferOrders(
             bus=cast("Any", self),
             gateway="gateway-0",
@@ -80,7 +81,7 @@ class World:
             notes=DirectoryNotes(cast("Any", self), 5.0),
             rates=LinkRates(),
             limits=TransferLimits(max_attempts=3, grace_s=self.grace_s, publish_timeout_s=1.0),
-            metrics=GatewayMetrics(),
+            metrics=self.metrics,
         )
 
     def order_near(self, mm_hash: MmHash, store: str | None) -> None:

@@ -73,7 +73,7 @@ async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(
             await held(system, FLOOD - FOR_ONE_FLOW)  # the others are on the stream: all but the spare slots
             await published(system, FOR_ONE_FLOW)
             one = group.create_task(ask(system, "key-one", [1000]))
-            await until(lambda: len(system.gateway.orders.table) == FLOOD + 1)
+            await published(system, FOR_ONE_FLOW + 1)
             await held(system, FLOOD - FOR_ONE_FLOW)
             assert "gateway_encode_flows_waiting 1.0" in (await system.http.get("/metrics")).text
             system.encoder.before_start.set()

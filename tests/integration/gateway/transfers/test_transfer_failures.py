@@ -15,6 +15,7 @@ from tests.support.gateway.hosts import (
     Hosts,
     assert_nothing_left,
     body,
+    evict_at_target,
     opened_hosts,
     text_of,
 )
@@ -40,7 +41,7 @@ async def test_after_a_failure_another_store_that_has_it_comes_first(hosts: Host
     mm_hash = MmHash(hosts.source.orders[0].mm_hash)
     hosts.stores.held[OTHER].add(mm_hash)
     await hosts.directory.add([NotedPlace(mm_hash, EntryPlace(store=OTHER, generation=1, num_bytes=1))])
-    hosts.stores.held[TARGET].clear()
+    await evict_at_target(hosts)
     hosts.source.failures = third.failures = [TransferFailureKind.UNREACHABLE]
     assert text_of(await hosts.system.post(body(1))) == ANSWER
     assert len(hosts.source.orders) + len(third.orders) == 3
@@ -60,7 +61,7 @@ async def test_without_another_source_it_is_encoded_again_near_the_target_and_th
 
     monkeypatch.setattr(orders, "order_near", note)
     await hosts.system.post(body(1))
-    hosts.stores.held[TARGET].clear()
+    await evict_at_target(hosts)
     hosts.source.failures = [TransferFailureKind.UNREACHABLE] * 2
     assert text_of(await hosts.system.post(body(1))) == ANSWER
     assert asked_near == [TARGET, None]
@@ -71,7 +72,7 @@ async def test_an_encoder_of_the_target_ends_the_transfer(hosts: Hosts) -> None:
     """The item is made there, and nothing is pushed any more."""
     encoder = hosts.system.encoder
     await hosts.system.post(body(1))
-    hosts.stores.held[TARGET].clear()
+    await evict_at_target(hosts)
     encoder.store, encoder.sealed = TARGET, hosts.stores.held[TARGET]  # of another one, as it were
     hosts.source.failures = [TransferFailureKind.UNREACHABLE]
     assert text_of(await hosts.system.post(body(1))) == ANSWER

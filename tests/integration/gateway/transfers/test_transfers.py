@@ -14,6 +14,7 @@ from tests.support.gateway.hosts import (
     Hosts,
     assert_nothing_left,
     body,
+    evict_at_target,
     opened_hosts,
     text_of,
     until_places,
@@ -111,7 +112,7 @@ async def test_an_item_that_the_target_has_is_not_sent_again(hosts: Hosts) -> No
 
 async def test_an_item_that_was_evicted_at_the_target_is_sent_again(hosts: Hosts) -> None:
     await hosts.system.post(body(1))
-    hosts.stores.held[TARGET].clear()
+    await evict_at_target(hosts)
     assert text_of(await hosts.system.post(body(1))) == ANSWER
     assert (len(hosts.source.orders), len(hosts.system.encoder.jobs)) == (2, 1)
 

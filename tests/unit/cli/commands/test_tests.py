@@ -31,7 +31,7 @@ def test_layers_without_processes_come_first_and_chaos_last_several_files_at_a_t
     assert [next((each for each in run if each.startswith("-n")), None) for run in runs] == [
         "-n3",
         None,
-        "-n2",
+        "-n3",
     ]
 
 

@@ -77,3 +77,18 @@ async def test_an_item_without_any_place_is_looked_up_before_its_request_goes(wo
     with world.transfers.hold(media_wait):
         await world.transfers.bring(media_wait, world.records[0])
         assert (await world.until_orders(1)).source == S1
+
+
+async def test_what_the_target_has_said_to_lack_is_not_held_for_the_directory(world: World) -> None:
+    """The note of an earlier transfer is late: it was evicted there since, and nobody asks once more."""
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        order = await world.until_orders(1)
+        assert world.need(), "it is on its way"
+        world.directory[A] = (EntryPlace(store=TARGET, generation=1, num_bytes=96),)
+        world.fail(order, TransferFailureKind.UNREACHABLE)
+        await until(lambda: world.encoded_near == [TARGET])
+        world.announce(S1, sealed=True)
+        world.complete(await world.until_orders(2))
+        assert world.transfer().state is TransferState.HELD
+        assert not world.transfer().is_missed

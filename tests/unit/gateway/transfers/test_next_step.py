@@ -1,5 +1,7 @@
 """What a transfer that waits does next, after every kind of past."""
 
+from dataclasses import replace
+
 import pytest
 
 from triptych_common.protocol.ids import MmHash
@@ -51,3 +53,12 @@ def test_next_step(
     assert before == (LOOK_UP if is_encode else step), "nothing is encoded again without another look"
     transfer.is_looked_up = True
     assert next_step(transfer, sources, is_encoding=is_encoding, max_attempts=MAX) == step
+
+
+def test_what_the_target_misses_is_there_for_an_encoders_word_alone() -> None:
+    """Its prefill_decode does not ask a second time."""
+    transfer = Transfer(MmHash("a" * 64), "t", num_attempts=1, is_missed=True)
+    assert next_step(transfer, [NEAR, S1], is_encoding=False, max_attempts=MAX) == ORDER_1
+    assert next_step(transfer, [NEAR], is_encoding=False, max_attempts=MAX) == LOOK_UP
+    encoded = replace(NEAR, is_new=True)
+    assert next_step(transfer, [encoded, S1], is_encoding=False, max_attempts=MAX) == HOLD

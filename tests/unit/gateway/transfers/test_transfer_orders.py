@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from triptych_common.protocol.transfers import (
     EntryPlace,
     TransferFailureKind,
 )
+from triptych_gateway.transfers import transfer_trace
 from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS
 from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
 
@@ -117,6 +119,32 @@ async def test_a_late_word_of_a_silent_agent_still_counts(impatient: World) -> N
         assert impatient.transfer().state is TransferState.HELD
     impatient.complete(order)  # nobody's any more
     assert len(impatient.transfers.table) == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_report_after_the_answer_is_in_its_trace_and_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    shown: list[tuple[Any, ...]] = []
+
+    def record(name: str, *_: int, traceparent: str | None, error: str | None, **rest: Any) -> None:
+        shown.append((name, traceparent, error, rest["attributes"]["triptych.source"]))
+
+    monkeypatch.setattr(transfer_trace, "record_span", record)
+    first, second = wait_of("r-1"), wait_of("r-2")
+    first.traceparent, second.traceparent = "of r-1", "of r-2"
+    with world.transfers.hold(first), world.transfers.hold(second):
+        world.announce(S1, sealed=True)
+        order = await world.until_orders(1)
+    for _ in range(2):  # told twice
+        if is_whole:
+            world.complete(order)
+        else:
+            world.fail(order, TransferFailureKind.CORRUPTED)
+    error = None if is_whole else "corrupted"
+    assert shown == [("gateway.transfer", each, error, S1) for each in ("of r-2", "of r-1")]
+    results = world.metrics.transfers.labels(error or "completed")
+    assert results._value.get() == 1
 
 
 async def test_what_prefill_decode_asks_for(world: World) -> None:

@@ -29,7 +29,6 @@ LONG = "--long"
 FIRST = ("unit", "property", "contract", "integration")
 LAST = ("chaos",)
 THREE_FILES_AT_A_TIME = ["-n3", "--dist=loadfile"]
-TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
 
@@ -68,7 +67,7 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
     runs: tuple[tuple[Sequence[str], list[str], int], ...] = (
         (FIRST, THREE_FILES_AT_A_TIME, 30),
         (rest, [], 35),
-        (LAST, TWO_FILES_AT_A_TIME, 20),
+        (LAST, THREE_FILES_AT_A_TIME, 20),
     )
     for names, parallel, limit_min in runs:
         options = [*parallel, *SHOW_AT_ONCE, f"--session-timeout={limit_min * 60}"]

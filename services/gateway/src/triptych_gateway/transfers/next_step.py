@@ -6,6 +6,8 @@ attempts left, an encode is under way       WAIT: its metadata, or its seal, com
 attempts left, none of that                 LOOK_UP where it is now, once after each order that failed
 attempts left, and it is nowhere            ENCODE again: near the target at first, then anywhere
 no attempt left                             GIVE_UP
+
+What the target's own prefill_decode misses is not there for the directory's word, only for an encoder's.
 """
 
 from collections.abc import Sequence
@@ -40,11 +42,11 @@ def next_step(
     A transfer that nothing has failed of yet encodes nothing: its item is ordered by the request, or by its
     `EncodeNeeded`.
     """
-    if sources and sources[0].store == transfer.target:
+    if any(each.store == transfer.target and (each.is_new or not transfer.is_missed) for each in sources):
         return TransferStep(StepKind.HOLD)
     if transfer.num_attempts >= max_attempts:
         return TransferStep(StepKind.GIVE_UP)
-    fresh = [each for each in sources if each.store not in transfer.tried]
+    fresh = [each for each in sources if each.store not in (transfer.target, *transfer.tried)]
     if fresh:
         return TransferStep(StepKind.ORDER, fresh[0])
     if is_encoding or not transfer.num_attempts:

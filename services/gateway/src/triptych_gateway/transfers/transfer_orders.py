@@ -43,7 +43,7 @@ from triptych_gateway.transfers.transfer_table import (
     TransferKey,
     TransferState,
 )
-from triptych_gateway.transfers.transfer_trace import record_transfer
+from triptych_gateway.transfers.transfer_trace import TransferTraces
 
 log = get_logger(__name__)
 
@@ -90,6 +90,7 @@ class TransferOrders:
         self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
         self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
         self._to_look_up: dict[TransferKey, Transfer] = {}
+        self._traces = TransferTraces()
         self._boot_ids: dict[str, str] = {}  # of the agents that have orders, by their store, as of the last
         self._changed = asyncio.Event()
 
@@ -145,6 +146,8 @@ class TransferOrders:
         target = self._targets.pop(media_wait.request_id, None)
         if target is not None:
             for mm_hash in media_wait.mm_hashes:
+                if (transfer := self.table.get(mm_hash, target)) is not None:
+                    self._traces.note_left(transfer, media_wait.traceparent)
                 self.table.leave(media_wait.request_id, (mm_hash, target))
 
     def _waits_of(self, transfer: Transfer) -> list[MediaWait]:
@@ -167,18 +170,14 @@ class TransferOrders:
     def _on_completed(self, message: TransferCompleted) -> None:
         now, mm_hash = time.monotonic(), MmHash(message.mm_hash)
         self.rates.observe((message.source, message.target), message.num_bytes, message.transfer_s, now)
-        transfer = self.table.ordered(message.transfer_id)
-        if transfer is None:  # its requests have left, or it was silent for too long
-            transfer = self.table.get(mm_hash, message.target)
-            if transfer is not None:
-                self.table.hold(transfer)
-            self.places.note_held(mm_hash, message.target, message.num_bytes)
-            return
-        self._metrics.transfers.labels("completed").inc()
-        self._metrics.transfer_s.observe(now - transfer.ordered_at)
-        self._show(transfer, now, message=message)
-        self.places.note_held(mm_hash, message.target, message.num_bytes or transfer.num_bytes)
-        self.table.hold(transfer)
+        ordered = self.table.ordered(message.transfer_id)  # None: its requests have left, or it was silent
+        if (told := ordered or self._traces.find_left(message.transfer_id)) is not None:
+            self._metrics.transfer_s.observe(now - told.ordered_at)
+            self._show(told, now, "completed", message)
+        known_num_bytes = 0 if told is None else told.num_bytes
+        self.places.note_held(mm_hash, message.target, message.num_bytes or known_num_bytes)
+        if (transfer := ordered or self.table.get(mm_hash, message.target)) is not None:
+            self.table.hold(transfer)
 
     def _on_failed(self, message: TransferFailed) -> None:
         transfer = self.table.ordered(message.transfer_id)
@@ -188,6 +187,8 @@ class TransferOrders:
             waits = [] if transfer is None else self._waits_of(transfer)
             self.places.forget(MmHash(message.mm_hash), message.source, waits)
         if transfer is None:
+            if (told := self._traces.find_left(message.transfer_id)) is not None:
+                self._show(told, time.monotonic(), str(message.kind))
             return
         fields = message.model_dump(include={"transfer_id", "source", "target", "kind", "detail"})
         log.warning("transfer of an item failed", **fields)
@@ -200,17 +201,17 @@ class TransferOrders:
         transfer = None if target is None else self.table.get(mm_hash, target)
         if media_wait is None or transfer is None:
             return False
-        if transfer.state is TransferState.HELD:
+        was_held, transfer.is_missed = transfer.state is TransferState.HELD, True
+        if was_held:
             self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
             self.table.need_again(transfer)
             self._advance(transfer)
         elif message.reason == "writer_lost" and transfer.loses_writer(time.monotonic()):
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
-        if transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:
+        if is_coming := transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:
             media_wait.need_again(mm_hash)
-            return True
-        return False
+        return is_coming
 
     # ---- one transfer ----------------------------------------------------------------------------
     def _advance(self, transfer: Transfer) -> None:
@@ -277,8 +278,7 @@ class TransferOrders:
     def _fail(self, transfer: Transfer, kind: str) -> None:
         """The one that is ordered came to nothing. What is next is due, a little later each time."""
         now = time.monotonic()
-        self._metrics.transfers.labels(str(kind)).inc()
-        self._show(transfer, now, failure=str(kind))
+        self._show(transfer, now, str(kind))
         if transfer.source is not None and kind not in NOT_OF_THE_LINK:
             self.rates.avoid((transfer.source, transfer.target), now)
         delay_s = RETRY_S[min(transfer.num_attempts, len(RETRY_S)) - 1]
@@ -293,15 +293,13 @@ class TransferOrders:
             media_wait.fail_transfer(transfer.mm_hash)
 
     def _show(
-        self,
-        transfer: Transfer,
-        now: float,
-        *,
-        message: TransferCompleted | None = None,
-        failure: str | None = None,
+        self, transfer: Transfer, now: float, result: str, completed: TransferCompleted | None = None
     ) -> None:
-        """In the trace of each request that waits for it."""
-        record_transfer(transfer, self._waits_of(transfer), now, completed=message, failure=failure)
+        """Its order has ended: counted, and in the trace of each request that waits for it or has done."""
+        self._metrics.transfers.labels(result).inc()
+        traceparents = [each.traceparent for each in self._waits_of(transfer)]
+        failure = result if completed is None else None
+        self._traces.record(transfer, traceparents, now, completed=completed, failure=failure)
 
     # ---- tasks -----------------------------------------------------------------------------------
     async def run(self) -> None:

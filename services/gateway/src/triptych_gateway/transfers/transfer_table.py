@@ -57,6 +57,7 @@ class Transfer:
     reason: OrderReason = OrderReason.NEW  # of the last order, or of the next
     num_bytes: int = 0  # likewise, as the source was known
     num_attempts: int = 0  # orders since it was last held
+    is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory says
     is_looked_up: bool = False  # the directory was read again since the last order
     num_encodes: int = 0  # ordered because no transfer came to anything; likewise
     tried: set[str] = field(default_factory=set)  # sources, likewise
@@ -180,6 +181,7 @@ class ItemTransfers:
         """The target had it, and lacks it now."""
         transition(transfer, TransferState.WAITING)
         self._reset(transfer)
+        transfer.is_missed = True
         transfer.reason = OrderReason.EVICTED
 
     def made_again(self, transfer: Transfer, source: str) -> None:
@@ -215,6 +217,7 @@ class ItemTransfers:
     def _reset(self, transfer: Transfer) -> None:
         transfer.num_attempts = transfer.num_encodes = 0
         transfer.tried.clear()
+        transfer.is_missed = False
         transfer.due_at, transfer.reason = float("inf"), OrderReason.NEW
 
     def _forget_order(self, transfer: Transfer) -> None:
