@@ -1,7 +1,7 @@
 """Triptych beside one vLLM engine and vLLM's own encoder disaggregation: all up at once, taking turns.
 
     ./triptych bench compare [--scale m] [--arms monolith,serial,triptych] [--workloads one_image,mixed]
-                             [--repeats 7] [--starts 1] [--json FILE]
+                             [--repeats 7] [--starts 1] [--warm-up 1] [--json FILE]
 
 Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with
 95 % intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with
@@ -67,6 +67,7 @@ def main() -> int:
         objectives(scale),
         TextMaker(model),
         options.seconds,
+        options.warm_up,
     )
     measured = Measured(num_starts=options.starts)
     try:
@@ -196,6 +197,7 @@ def parse() -> argparse.Namespace:
         "--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS), help=", ".join(WORKLOADS)  # type: ignore[arg-type]
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=7, help="of each start")
+    parser.add_argument("--warm-up", type=int, default=1, help="repeats of each start that do not count")
     parser.add_argument("--starts", type=int, default=1, help="how often all arms are started anew")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each round of a load")
     parser.add_argument("--seed", type=int, default=0, help="of all contents")
@@ -209,8 +211,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args()
-    if min(options.starts, options.repeats) < 1:
-        parser.error("--starts and --repeats: at least 1")
+    if min(options.starts, options.repeats) < 1 or options.warm_up < 0:
+        parser.error("--starts and --repeats: at least 1; --warm-up: at least 0")
     return options
 
 

@@ -31,7 +31,7 @@ class Plan:
     objectives: Objectives
     texts: TextMaker
     load_seconds: float = 10.0  # of each round of a load
-    is_warm: bool = False  # True: nothing is asked before the first repeat
+    num_warm_up: int = 1  # repeats before the first one, whose figures do not count
     first_repeat: int = 0  # of this start of the systems; each repeat has its own contents
 
 
@@ -77,7 +77,7 @@ async def measure(
     last_repeat = plan.first_repeat + plan.repeats
     async with new_session() as session:
         endpoints = {name: Endpoint(each.base_url, each.model, session) for name, each in by_name.items()}
-        for repeat in [*([] if plan.is_warm else [-1]), *range(plan.first_repeat, last_repeat)]:
+        for repeat in [*range(-plan.num_warm_up, 0), *range(plan.first_repeat, last_repeat)]:
             for place, workload in enumerate(plan.workloads):
                 for name in turns(list(by_name), max(repeat, 0) + place):
                     others = [each for each in systems if each.arm.name != name]

@@ -132,7 +132,7 @@ async def test_arms_take_turns_and_the_report_names_them() -> None:
         Objectives(1e6, 1e6),
         TextMaker(MODEL),
         0.3,
-        is_warm=True,
+        num_warm_up=0,
     )
     async with serial(encoder, prefill_decode) as url, served(app_of(whole)) as whole_url:
         systems = [

@@ -37,7 +37,8 @@ from triptych_gateway.request.media import TakenItem
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
+from triptych_gateway.transfers.transfer_limits import TransferLimits
+from triptych_gateway.transfers.transfer_orders import TransferOrders
 from triptych_gateway.transfers.transfer_table import Transfer
 
 A = MmHash("a" * 64)

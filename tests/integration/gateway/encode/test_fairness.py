@@ -57,6 +57,13 @@ async def held(system: System, count: int) -> None:
     await until(lambda: sum(system.gateway.orders.queue.num_held(DIGEST).values()) == count)
 
 
+async def flood_waits(system: System) -> None:
+    """All of it has come. It has all slots but the spare ones on the stream, and the rest waits here."""
+    await until(lambda: len(system.gateway.orders.table) == FLOOD)
+    await published(system, FOR_ONE_FLOW)
+    await held(system, FLOOD - FOR_ONE_FLOW)
+
+
 def place_of_the_first(encoder: FakeEncoder, flow: str) -> int:
     return next(place for place, job in enumerate(encoder.jobs) if job.flow == flow)
 
@@ -70,8 +77,7 @@ async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(
         system.encoder.before_start.clear()
         async with asyncio.TaskGroup() as group:
             flood(system, group)
-            await held(system, FLOOD - FOR_ONE_FLOW)  # the others are on the stream: all but the spare slots
-            await published(system, FOR_ONE_FLOW)
+            await flood_waits(system)
             one = group.create_task(ask(system, "key-one", [1000]))
             await published(system, FOR_ONE_FLOW + 1)
             await held(system, FLOOD - FOR_ONE_FLOW)
@@ -97,8 +103,7 @@ async def test_an_item_of_a_flood_that_another_key_asks_for_has_the_turn_of_that
         one_flow, flood_flow = (checked(f"Bearer key-{each}", None).flow for each in ("one", "flood"))
         async with asyncio.TaskGroup() as group:
             flood(system, group)
-            await held(system, FLOOD - FOR_ONE_FLOW)
-            await published(system, FOR_ONE_FLOW)
+            await flood_waits(system)
             one = group.create_task(ask(system, "key-one", [FLOOD - 1]))  # the flood's last item
             await published(system, FOR_ONE_FLOW + 1)
             assert len(system.gateway.orders.table) == FLOOD
@@ -121,7 +126,7 @@ async def test_an_order_that_another_request_left_again_goes_on_where_it_stood(
         queue = system.gateway.orders.queue
         async with asyncio.TaskGroup() as group:
             flood(system, group)
-            await held(system, FLOOD - FOR_ONE_FLOW)
+            await flood_waits(system)
             for number in range(NUM_SLOTS - FOR_ONE_FLOW + 1):  # all places are taken, the spare ones too
                 group.create_task(ask(system, "key-one", [1000 + number]))
             await held(system, FLOOD - FOR_ONE_FLOW + NUM_SLOTS - FOR_ONE_FLOW)

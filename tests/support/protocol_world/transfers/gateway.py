@@ -21,7 +21,8 @@ from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
+from triptych_gateway.transfers.transfer_limits import TransferLimits
+from triptych_gateway.transfers.transfer_orders import TransferOrders
 
 MAX_TRANSFERS = 3  # `max_transfer_attempts`
 GRACE_S = 2.0  # `transfer_grace_s`

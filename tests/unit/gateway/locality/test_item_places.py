@@ -47,9 +47,9 @@ def test_metadata_then_the_seal(places: ItemPlaces) -> None:
     (place,) = places.take_changed()
     assert (place.store, place.is_sealed) == ("store-a", False)
     assert (place.entries, place.entry_bytes()) == (entry_hashes(A, (2, 4)), (32, 64))
-    places.note_sealed(A)
+    places.note_sealed(A, "job-1")
     assert [each.is_sealed for each in places.take_changed()] == [True]
-    places.note_sealed(A)
+    places.note_sealed(A, "job-1")
     assert places.take_changed() == [], "known"
 
 
@@ -71,7 +71,9 @@ def test_a_new_encode_at_the_same_store_is_not_sealed(places: ItemPlaces) -> Non
     found = places.find(A)
     assert found is not None
     assert not found.is_sealed
-    places.note_sealed(A)
+    places.note_sealed(A, "job-1")
+    assert places.find(A) == found, "the late word of the first job"
+    places.note_sealed(A, "job-2")
     found = places.find(A)
     assert found is not None
     assert found.is_sealed
@@ -85,7 +87,7 @@ def test_a_store_that_lacks_it_is_forgotten_and_no_other(places: ItemPlaces) -> 
     places.forget(A, "store-b")
     assert places.find(A) is None
     assert places.take_changed() == [], "of what is not known any more nothing is told"
-    places.note_sealed(A)
+    places.note_sealed(A, "job-1")
     assert places.find(A) is None
 
 
@@ -109,7 +111,7 @@ def test_the_oldest_are_forgotten(places: ItemPlaces) -> None:
 def test_where_one_store_is_registered_nothing_is_kept() -> None:
     places = ItemPlaces(lambda: False)
     places.note_metadata(metadata(sealed=True))
-    places.note_sealed(A)
+    places.note_sealed(A, "job-1")
     assert places.find(A) is None
     assert places.take_changed() == []
 

@@ -1,7 +1,7 @@
 """Notes for the directory: written in the background, in order, bounded; a bus that is away is no failure."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,6 +25,7 @@ class FakeDirectory:
         self.places: dict[MmHash, tuple[EntryPlace, ...]] = {}
         self.hangs = self.is_removing = False
         self.before_remove: asyncio.Event | None = None
+        self.during_find: Callable[[], None] | None = None
 
     def _check(self) -> None:
         if self.is_away:
@@ -32,6 +33,8 @@ class FakeDirectory:
 
     async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
         self._check()
+        if self.during_find is not None:
+            self.during_find()
         if self.hangs:
             await asyncio.Event().wait()
         return {each: self.places[each] for each in mm_hashes if each in self.places}
@@ -128,3 +131,11 @@ async def test_of_one_place_the_last_word_counts(directory: FakeDirectory) -> No
         await until(lambda: len(directory.written) == 2)
         task.cancel()
     assert directory.written == [("remove", 1), ("add", 2)]
+
+
+async def test_what_comes_back_while_redis_is_asked_is_there(directory: FakeDirectory) -> None:
+    directory.places = {noted(1).mm_hash: (noted(1).place,)}
+    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes.remove([noted(1)])
+    directory.during_find = lambda: notes.add([noted(1)])
+    assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: (noted(1).place,)}

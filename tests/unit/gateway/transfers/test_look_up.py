@@ -92,3 +92,19 @@ async def test_what_the_target_has_said_to_lack_is_not_held_for_the_directory(wo
         world.complete(await world.until_orders(2))
         assert world.transfer().state is TransferState.HELD
         assert not world.transfer().is_missed
+
+
+async def test_what_nobody_needs_is_not_looked_up_until_somebody_does(world: World) -> None:
+    """The prompt was in a KV cache; then a request comes that knows another place."""
+    settled, other = wait_of("r-1"), wait_of()
+    settled.settle()
+    with world.transfers.hold(settled), world.transfers.hold(other):
+        other.settle()
+        world.announce(S1, sealed=True)
+        world.fail(await world.until_orders(1), TransferFailureKind.ABSENT)
+        await until(lambda: world.transfer().due_at == float("inf"))
+        assert world.num_reads == 0
+        other.entry_places[A] = (EntryPlace(store=S2, generation=1, num_bytes=96),)
+        assert world.need()
+        assert (await world.until_orders(2)).source == S2
+    assert world.encoded_near == []

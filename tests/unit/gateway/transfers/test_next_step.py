@@ -13,6 +13,7 @@ MAX = 3
 NEAR, S1, S2 = (TransferSource(store, 100, is_sealed=True, is_new=False) for store in ("t", "s-1", "s-2"))
 ORDER_1, ORDER_2 = TransferStep(StepKind.ORDER, S1), TransferStep(StepKind.ORDER, S2)
 WAIT, HOLD, GIVE_UP = (TransferStep(each) for each in (StepKind.WAIT, StepKind.HOLD, StepKind.GIVE_UP))
+NEW_1 = TransferStep(StepKind.ORDER, replace(S1, is_new=True))
 LOOK_UP = TransferStep(StepKind.LOOK_UP)
 ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(StepKind.ENCODE)
 
@@ -33,7 +34,9 @@ ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(Step
         ([], ("s-1",), 1, 0, False, ENCODE_NEAR),
         ([S1, S2], ("s-1", "s-2"), 2, 0, False, ENCODE_NEAR),
         ([S1], ("s-1",), 2, 1, False, ENCODE),
-        ([S1], (), 2, 1, False, ORDER_1),  # made again there
+        ([replace(S1, is_new=True)], (), 2, 1, False, NEW_1),  # made again there
+        ([S1], (), 2, 0, False, ENCODE_NEAR),  # the last attempt is not for a place of the directory
+        ([S1], (), 1, 0, False, ORDER_1),
         ([S1, S2], ("s-1",), MAX, 1, False, GIVE_UP),
         ([], ("s-1",), MAX, 2, True, GIVE_UP),
     ],

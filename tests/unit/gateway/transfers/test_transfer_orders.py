@@ -18,7 +18,7 @@ from triptych_common.protocol.transfers import (
     TransferFailureKind,
 )
 from triptych_gateway.transfers import transfer_trace
-from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS
+from triptych_gateway.transfers.transfer_limits import MAX_EXTENSIONS
 from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
 
 
@@ -42,7 +42,7 @@ async def test_the_timer_runs_from_the_seal(impatient: World) -> None:
         await impatient.until_orders(1)
         assert impatient.transfer().due_at == float("inf")
         impatient.is_encoding = False
-        impatient.places.note_sealed(A)
+        impatient.places.note_sealed(A, "job-1")
         await until(lambda: impatient.transfer().failure == "silent")
     assert len(impatient.transfers.table) == 0
 
@@ -145,6 +145,47 @@ async def test_a_report_after_the_answer_is_in_its_trace_and_counted(
     assert shown == [("gateway.transfer", each, error, S1) for each in ("of r-2", "of r-1")]
     results = world.metrics.transfers.labels(error or "completed")
     assert results._value.get() == 1
+
+
+async def test_two_orders_of_one_item_are_counted_whichever_is_reported_first(world: World) -> None:
+    with world.transfers.hold(wait_of("r-1")):
+        world.announce(S1, sealed=True)
+        first = await world.until_orders(1)
+    with world.transfers.hold(wait_of("r-2")):
+        world.announce(S1, sealed=True)
+        second = await world.until_orders(2)
+        world.complete(first)
+        assert world.transfer().state is TransferState.HELD
+        world.complete(second)
+    assert world.metrics.transfers.labels("completed")._value.get() == 2
+
+
+async def test_what_an_instance_lacks_that_the_request_has_left_is_not_missed_at_the_next(
+    world: World,
+) -> None:
+    media_wait = wait_of()
+    with world.transfers.hold(media_wait):
+        world.announce(S2, sealed=True)
+        await world.until_orders(1)
+        await world.transfers.bring(media_wait, world.records[1])
+        assert world.transfer(S2).state is TransferState.HELD
+        assert world.need(), "of the first instance, late"
+        assert world.transfer(S2).state is TransferState.HELD
+        assert world.places.find(A) is not None
+
+
+async def test_an_item_that_failed_and_is_asked_for_again_is_brought(world: World) -> None:
+    """Nobody needed it at first; then its engine started over."""
+    media_wait = wait_of()
+    media_wait.settle()
+    with world.transfers.hold(media_wait):
+        for number in range(1, 4):
+            world.announce(S1, sealed=True)
+            world.fail(await world.until_orders(number), TransferFailureKind.TARGET_FULL)
+        await until(lambda: world.transfer().state is TransferState.FAILED)
+        assert world.need()
+        world.complete(await world.until_orders(4))
+        assert world.transfer().state is TransferState.HELD
 
 
 async def test_what_prefill_decode_asks_for(world: World) -> None:

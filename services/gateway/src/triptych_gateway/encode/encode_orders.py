@@ -225,7 +225,7 @@ class EncodeOrders:
             self._metrics.encode_s.observe(time.monotonic() - ordered.ordered_at)
             if not message.encode_s:
                 self._metrics.cache_hits.labels("store").inc()
-        self.places.note_sealed(mm_hash)
+        self.places.note_sealed(mm_hash, message.job_id)
         request_ids = self.table.seal_item(mm_hash)
         self.queue.end_job(mm_hash)
         self._queue_step(mm_hash)

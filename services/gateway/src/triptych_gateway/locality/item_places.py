@@ -82,10 +82,10 @@ class ItemPlaces:
             )
         )
 
-    def note_sealed(self, mm_hash: MmHash) -> None:
-        """It is whole there."""
+    def note_sealed(self, mm_hash: MmHash, job_id: str) -> None:
+        """It is whole there; nothing, if another job has made it, or makes it, since."""
         known = self._known.get(mm_hash)
-        if known is not None and not known.is_sealed:
+        if known is not None and known.job_id == job_id and not known.is_sealed:
             self._note(replace(known, is_sealed=True))
 
     def forget(self, mm_hash: MmHash, store: str) -> None:

@@ -8,6 +8,7 @@ place_finder     where items are, by encoders' word and the directory
 transfer_table   each transfer's state (drawn there); pure
 transfer_order   the order of one transfer, made from the requests that wait for it; pure
 next_step        what a transfer that waits does next; pure
+transfer_limits  how long it is waited for, and how often tried
 link_rates       what each link takes for so many bytes, and which one is avoided; pure
 directory_notes  what is to be noted in the directory, or removed; written in the background
 transfer_trace   a transfer as a span of the requests that wait for it

@@ -29,6 +29,7 @@ class DirectoryNotes:
         self._timeout_s = timeout_s
         self._to_add: _Notes = {}
         self._to_remove: _Notes = {}
+        self._being_added: _Notes = {}
         self._being_removed: _Notes = {}
         self._has_notes = asyncio.Event()
 
@@ -44,7 +45,7 @@ class DirectoryNotes:
         except (BusUnavailableError, TimeoutError) as error:
             log.warning("directory of entries not reachable", error=repr(error))
             return {}
-        gone |= self._unwritten_removals()
+        gone = (gone | self._unwritten_removals()) - self._being_added.keys() - self._to_add.keys()
         return {
             each: tuple(place for place in found.get(each, ()) if _key(each, place) not in gone)
             for each in entries
@@ -72,7 +73,7 @@ class DirectoryNotes:
         while True:
             await self._has_notes.wait()
             added, removed = _take(self._to_add), _take(self._to_remove)
-            self._being_removed = removed
+            self._being_added, self._being_removed = added, removed
             try:
                 if removed:  # first: a place of another life may be among what is added
                     await self._directory.remove(list(removed.values()))
@@ -80,7 +81,7 @@ class DirectoryNotes:
                     await self._directory.add(list(added.values()))
             except BusUnavailableError as error:
                 log.warning("directory of entries not written", error=repr(error))
-            self._being_removed = {}
+            self._being_added, self._being_removed = {}, {}
             if not (self._to_add or self._to_remove):
                 self._has_notes.clear()
 

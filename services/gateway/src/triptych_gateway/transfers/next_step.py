@@ -7,6 +7,7 @@ attempts left, none of that                 LOOK_UP where it is now, once after 
 attempts left, and it is nowhere            ENCODE again: near the target at first, then anywhere
 no attempt left                             GIVE_UP
 
+The last attempt is not for a place of the directory: an encode can be had instead.
 What the target's own prefill_decode misses is not there for the directory's word, only for an encoder's.
 """
 
@@ -47,6 +48,8 @@ def next_step(
     if transfer.num_attempts >= max_attempts:
         return TransferStep(StepKind.GIVE_UP)
     fresh = [each for each in sources if each.store not in (transfer.target, *transfer.tried)]
+    if 0 < transfer.num_attempts == max_attempts - 1:
+        fresh = [each for each in fresh if each.is_new]
     if fresh:
         return TransferStep(StepKind.ORDER, fresh[0])
     if is_encoding or not transfer.num_attempts:

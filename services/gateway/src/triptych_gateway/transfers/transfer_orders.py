@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
@@ -35,6 +34,12 @@ from triptych_gateway.transfers.item_sources import TransferSource
 from triptych_gateway.transfers.link_rates import NOT_OF_THE_LINK, LinkRates
 from triptych_gateway.transfers.next_step import StepKind, next_step
 from triptych_gateway.transfers.place_finder import PlaceFinder
+from triptych_gateway.transfers.transfer_limits import (
+    MAX_EXTENSIONS,
+    PREDICTED_TIMES,
+    RETRY_S,
+    TransferLimits,
+)
 from triptych_gateway.transfers.transfer_order import transfer_order
 from triptych_gateway.transfers.transfer_table import (
     ItemTransfers,
@@ -47,19 +52,9 @@ from triptych_gateway.transfers.transfer_trace import TransferTraces
 
 log = get_logger(__name__)
 
-PREDICTED_TIMES = 3.0  # of what a transfer is predicted to take, until it counts as silent
-MAX_EXTENSIONS = 4  # of that time, for an agent that is alive: it may wait for room at the target
-RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
 CHECK_S = 0.5  # how often it is looked whether agents have begun another life
 NEVER = float("inf")
 NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that nobody reports
-
-
-@dataclass(frozen=True, slots=True)
-class TransferLimits:
-    max_attempts: int  # of one item to one store
-    grace_s: float  # besides `PREDICTED_TIMES`
-    publish_timeout_s: float
 
 
 class TransferOrders:
@@ -147,7 +142,7 @@ class TransferOrders:
         if target is not None:
             for mm_hash in media_wait.mm_hashes:
                 if (transfer := self.table.get(mm_hash, target)) is not None:
-                    self._traces.note_left(transfer, media_wait.traceparent)
+                    self._traces.note_left(transfer, [media_wait])
                 self.table.leave(media_wait.request_id, (mm_hash, target))
 
     def _waits_of(self, transfer: Transfer) -> list[MediaWait]:
@@ -177,6 +172,8 @@ class TransferOrders:
         known_num_bytes = 0 if told is None else told.num_bytes
         self.places.note_held(mm_hash, message.target, message.num_bytes or known_num_bytes)
         if (transfer := ordered or self.table.get(mm_hash, message.target)) is not None:
+            if transfer is not ordered:  # by an earlier order; a later one's report is still to come
+                self._traces.note_left(transfer, self._waits_of(transfer))
             self.table.hold(transfer)
 
     def _on_failed(self, message: TransferFailed) -> None:
@@ -201,17 +198,20 @@ class TransferOrders:
         transfer = None if target is None else self.table.get(mm_hash, target)
         if media_wait is None or transfer is None:
             return False
-        was_held, transfer.is_missed = transfer.state is TransferState.HELD, True
-        if was_held:
+        if self._fabric.store_of(message.prefill_decode) not in (None, transfer.target):
+            return True  # by an instance that the request has left
+        media_wait.need_again(mm_hash)
+        state, transfer.is_missed = transfer.state, True
+        if state in (TransferState.HELD, TransferState.FAILED):
             self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
             self.table.need_again(transfer)
+            self._advance(transfer)
+        elif state is TransferState.WAITING and transfer.due_at == NEVER:
             self._advance(transfer)
         elif message.reason == "writer_lost" and transfer.loses_writer(time.monotonic()):
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
-        if is_coming := transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:
-            media_wait.need_again(mm_hash)
-        return is_coming
+        return transfer.state is TransferState.ORDERED or transfer.due_at < NEVER
 
     # ---- one transfer ----------------------------------------------------------------------------
     def _advance(self, transfer: Transfer) -> None:
@@ -230,11 +230,13 @@ class TransferOrders:
             self._give_up(transfer)
         elif step.source is not None:
             self._order(transfer, step.source, now)
+        elif not any(each.needs(transfer.mm_hash) for each in waits):
+            return  # whoever needs it once more says so
         elif step.kind is StepKind.LOOK_UP:
             transfer.due_at = now  # not NEVER: what its prefill_decode asks for meanwhile orders no encode
             self._to_look_up[transfer.key] = transfer
             self._changed.set()
-        elif step.kind is StepKind.ENCODE and any(each.needs(transfer.mm_hash) for each in waits):
+        elif step.kind is StepKind.ENCODE:
             transfer.num_encodes += 1
             fields = {"mm_hash": transfer.mm_hash, "target": transfer.target, "failure": transfer.failure}
             log.info("item is encoded again for another store", near=step.near, **fields)
@@ -297,9 +299,8 @@ class TransferOrders:
     ) -> None:
         """Its order has ended: counted, and in the trace of each request that waits for it or has done."""
         self._metrics.transfers.labels(result).inc()
-        traceparents = [each.traceparent for each in self._waits_of(transfer)]
         failure = result if completed is None else None
-        self._traces.record(transfer, traceparents, now, completed=completed, failure=failure)
+        self._traces.record(transfer, self._waits_of(transfer), now, completed=completed, failure=failure)
 
     # ---- tasks -----------------------------------------------------------------------------------
     async def run(self) -> None:

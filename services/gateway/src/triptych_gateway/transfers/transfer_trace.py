@@ -12,6 +12,7 @@ from cachetools import LRUCache
 
 from triptych_common.protocol.transfers import TransferCompleted
 from triptych_common.telemetry import record_span
+from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.transfers.transfer_table import Transfer
 
 MAX_LEFT = 1024  # orders; of those that nobody ever reports the oldest are forgotten
@@ -29,11 +30,11 @@ class TransferTraces:
     def __init__(self) -> None:
         self._left: LRUCache[str, _Left] = LRUCache(MAX_LEFT)
 
-    def note_left(self, transfer: Transfer, traceparent: str | None) -> None:
-        """A request leaves; nothing is noted of a transfer that is not under way."""
+    def note_left(self, transfer: Transfer, media_waits: Iterable[MediaWait]) -> None:
+        """They wait for its order no more; nothing is noted of a transfer that is not under way."""
         if transfer.transfer_id is not None:
-            left = self._left.setdefault(transfer.transfer_id, _Left(replace(transfer)))
-            left.traceparents.append(traceparent)
+            left = self._left.setdefault(transfer.transfer_id, _Left(replace(transfer, request_ids=set())))
+            left.traceparents += [each.traceparent for each in media_waits]
 
     def find_left(self, transfer_id: str) -> Transfer | None:
         """The transfer as it was when the first request left it; None: none has, or it is recorded."""
@@ -43,13 +44,13 @@ class TransferTraces:
     def record(
         self,
         transfer: Transfer,
-        traceparents: Iterable[str | None],
+        media_waits: Iterable[MediaWait],
         now: float,
         *,
         completed: TransferCompleted | None = None,
         failure: str | None = None,
     ) -> None:
-        """The order of `transfer` that is under way has ended; `traceparents`: of those that still wait.
+        """The order of `transfer` that is under way has ended; `media_waits`: those that still wait.
 
         Args:
             now: monotonic seconds.
@@ -59,7 +60,9 @@ class TransferTraces:
         left = self._left.pop(transfer.transfer_id or "", None)
         end_ns = time.time_ns()
         attributes = _attributes(transfer, completed)
-        for traceparent in (*traceparents, *(() if left is None else left.traceparents)):
+        traceparents = [each.traceparent for each in media_waits]
+        traceparents += [] if left is None else left.traceparents
+        for traceparent in traceparents:
             record_span(
                 "gateway.transfer",
                 end_ns - round((now - transfer.ordered_at) * 1e9),

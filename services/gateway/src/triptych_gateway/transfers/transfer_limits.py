@@ -1,0 +1,14 @@
+"""How long a transfer is waited for, and how often it is tried."""
+
+from dataclasses import dataclass
+
+PREDICTED_TIMES = 3.0  # of what a transfer is predicted to take, until it counts as silent
+MAX_EXTENSIONS = 4  # of that time, for an agent that is alive: it may wait for room at the target
+RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    max_attempts: int  # of one item to one store
+    grace_s: float  # besides `PREDICTED_TIMES`
+    publish_timeout_s: float
