@@ -4,7 +4,7 @@
        |  ^               |                    |
        |  `--failed, or silent for too long----'--needed again: evicted there
        `--the target has it, or its own encoder makes it--> HELD
-    WAITING --attempts used up--> FAILED --another request needs it--> WAITING
+    WAITING --attempts used up--> FAILED --another request needs it, or is asked for again--> WAITING
 
 WAITING: no store is known to have it, or the next attempt is not due yet. One transfer for each item and
 target, whatever the number of requests; a record lives while a request waits.
