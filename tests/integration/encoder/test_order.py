@@ -11,7 +11,7 @@ import pytest
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, Bench, job, working
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, stream_consumer
-from triptych_common.coordination import Registry, SingleFlight
+from triptych_common.coordination import SingleFlight
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -144,19 +144,19 @@ async def all_at_once(bus: AsyncBus, mm_hashes: Sequence[str]) -> None:
         await pipe.execute()
 
 
-async def ready(bus: AsyncBus, *encoders: Bench) -> None:
+async def ready(*encoders: Bench) -> None:
     """Each is registered, and waits for jobs."""
     async with asyncio.timeout(LIMIT_S):
-        while not await are_ready(bus, len(encoders)):  # noqa: ASYNC110
+        while not await are_ready(encoders):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def are_ready(bus: AsyncBus, num_encoders: int) -> bool:
-    clients: Any = await bus.client.client_list()
+async def are_ready(encoders: Sequence[Bench]) -> bool:
+    clients: Any = await encoders[0].bus.client.client_list()
     reads = Counter(each["name"] for each in clients if each["cmd"] == "xreadgroup" and "b" in each["flags"])
     waiting = [num for name, num in reads.items() if name.count("encoder-") == 2]
-    is_registered = len(await Registry(bus).list_instances()) == num_encoders
-    return is_registered and waiting == [NUM_READS] * num_encoders
+    is_registered = len(await encoders[0].records()) == len(encoders)
+    return is_registered and waiting == [NUM_READS] * len(encoders)
 
 
 async def test_two_encoders_share_the_items_of_one_request(
@@ -174,7 +174,7 @@ async def test_two_encoders_share_the_items_of_one_request(
         for each in encoders:
             prepares_all(each)
         bus = encoders[0].bus
-        await ready(bus, *encoders)
+        await ready(*encoders)
         await all_at_once(bus, HASHES[:4])
         await encoders[0].results(4)
         assert [each.engine.num_preprocessing for each in encoders] == [2, 2]
@@ -186,7 +186,7 @@ async def test_one_that_does_not_take_its_share_keeps_nothing_from_the_others(
     """It is registered, and reads nothing."""
     async with working(redis_url, store, num_slots=SLOTS) as bench:
         prepares_all(bench)
-        await ready(bench.bus, bench)
+        await ready(bench)
         record = (await bench.records())[0].model_copy(update={"instance": "encoder-1", "boot_id": "b"})
         async with bench.registry.keep_registered(record):
             await all_at_once(bench.bus, HASHES[:6])

@@ -1,23 +1,11 @@
 """Where an item is, is looked up once more before it is encoded again, or goes without a source."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import pytest
-
-from tests.support.gateway.transfer_world import S1, S2, TARGET, A, World, running, wait_of
+from tests.support.gateway.transfer_world import S1, S2, TARGET, A, World, wait_of
 from tests.support.waiting import until
-from triptych_common.protocol.transfers import (
-    EntryPlace,
-    TransferFailureKind,
-)
+from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
 from triptych_gateway.transfers.transfer_table import TransferState
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with running(World()) as opened:
-        yield opened
 
 
 async def test_an_item_that_was_moved_meanwhile_is_encoded_nowhere_again(world: World) -> None:

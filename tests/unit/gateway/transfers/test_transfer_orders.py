@@ -10,13 +10,8 @@ from tests.support.gateway.routing import record_of
 from tests.support.gateway.transfer_world import S1, S2, TARGET, A, World, agent, running, wait_of
 from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import (
-    EncodeCompleted,
-)
-from triptych_common.protocol.transfers import (
-    EntryPlace,
-    TransferFailureKind,
-)
+from triptych_common.protocol.messages import EncodeCompleted
+from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
 from triptych_gateway.transfers import transfer_trace
 from triptych_gateway.transfers.transfer_limits import MAX_EXTENSIONS
 from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
@@ -26,12 +21,6 @@ from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
 async def impatient() -> AsyncIterator[World]:
     """A silent agent is given up at once."""
     async with running(World(grace_s=0.05)) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with running(World()) as opened:
         yield opened
 
 
