@@ -4,7 +4,6 @@ Context travels in messages as a W3C `traceparent`. `span` and `record_span` use
 is set globally, so they also work inside engines that set up tracing of their own.
 """
 
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -23,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from triptych_common.telemetry.exporters import OtlpProtocol, span_exporter
 from triptych_common.telemetry.plain_spans import PlainTracer, active_span
+from triptych_common.telemetry.random_ids import random_id
 from triptych_common.telemetry.span_records import INSTANCE
 from triptych_common.telemetry.tail_sampling import TailSampling
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
@@ -36,16 +36,13 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _SystemIdGenerator(IdGenerator):
-    """Ids from the operating system.
-
-    vLLM seeds Python's generator alike in each of its workers: spans of one trace would share their ids.
-    """
+    """Ids from the operating system: see `random_ids`."""
 
     def generate_span_id(self) -> int:
-        return secrets.randbits(64) or 1  # 0 is none
+        return int.from_bytes(random_id()[:8]) or 1  # 0 is none
 
     def generate_trace_id(self) -> int:
-        return secrets.randbits(128) or 1
+        return int.from_bytes(random_id()) or 1
 
 
 class _Provider(TracerProvider):

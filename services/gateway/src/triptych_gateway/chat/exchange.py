@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
-from uuid import uuid4
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -25,6 +24,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import get_logger
+from triptych_common.telemetry.random_ids import random_id
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.key_limiter import KeyLimiter
@@ -94,7 +94,7 @@ class Exchange(ABC, Generic[Request]):
         self._endpoint, self._parts = endpoint, parts
         self._scope, self._receive, self._send = scope, receive, send
         self._arrived_at = time.monotonic()
-        self._request_id = RequestId(f"req-{uuid4().hex}")
+        self._request_id = RequestId(f"req-{random_id().hex()}")
         self._caller = ANONYMOUS
         self._asked_model = ""  # the name that the caller has for it; "": none
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}

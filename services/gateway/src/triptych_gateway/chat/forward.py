@@ -147,20 +147,19 @@ class Forwarder:
     # ---- conversations that an instance holds ----------------------------------------------------
     def _held_by(self, dispatch: Dispatch) -> Life | None:
         request = dispatch.request
-        if not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
-            return None
         if not self.instances.view.serving_of(request.model, ServingStage.DECODE):
+            return None
+        if not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
             return None
         return self.held.find(request, () if dispatch.media_wait is None else dispatch.media_wait.items)
 
     def _remember(self, dispatch: Dispatch, route: Route) -> None:
         request = dispatch.request
-        if not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
+        if route.way is Way.WHOLE or not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
             return
-        if route.way is not Way.WHOLE:
-            items = () if dispatch.media_wait is None else dispatch.media_wait.items
-            record = route.answering
-            self.held.remember(request, items, (record.instance, record.boot_id))
+        items = () if dispatch.media_wait is None else dispatch.media_wait.items
+        record = route.answering
+        self.held.remember(request, items, (record.instance, record.boot_id))
 
     async def _relay(self, dispatch: Dispatch, route: Route, answer: Answer, client: ClientStream) -> None:
         record = route.answering

@@ -6,7 +6,6 @@ choice among instances that are registered: no connection is opened to an addres
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
 from hashlib import blake2b
 from http import HTTPStatus
 from ipaddress import IPv4Network, IPv6Network
@@ -58,7 +57,7 @@ class RoutingHeaders:
         """
         session = header_of(scope, self.models.content.session_header.lower().encode())
         return RouteDemand(
-            cache(partial(_session_key, caller, session, body, tuple(inputs), request_id)),
+            _SessionKey(caller, session, body, inputs, request_id),
             self._version(scope, caller),
             dict(self._hosts(scope, caller)),
         )
@@ -114,13 +113,32 @@ def _parse_hosts(header: str, value: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _session_key(
-    caller: Caller, session: str | None, body: Mapping[str, Any], inputs: tuple[str, ...], request_id: str
-) -> bytes:
-    """What all requests of a conversation have in common; that of its caller, so that others' are spread."""
-    first = [session] if session else _first_texts(body, inputs)
-    first = first or [request_id]
-    return blake2b(orjson.dumps([caller.owner, *first]), digest_size=16).digest()
+class _SessionKey:
+    """What all requests of a conversation have in common; that of its caller, so that others' are spread.
+
+    Found when it is first asked for: most requests have one place to go.
+    """
+
+    __slots__ = ("_body", "_caller", "_found", "_inputs", "_request_id", "_session")
+
+    def __init__(
+        self,
+        caller: Caller,
+        session: str | None,
+        body: Mapping[str, Any],
+        inputs: Iterable[str],
+        request_id: str,
+    ) -> None:
+        self._caller, self._session, self._request_id = caller, session, request_id
+        self._body, self._inputs = body, inputs
+        self._found: bytes | None = None
+
+    def __call__(self) -> bytes:
+        if self._found is None:
+            first = [self._session] if self._session else _first_texts(self._body, self._inputs)
+            first = first or [self._request_id]
+            self._found = blake2b(orjson.dumps([self._caller.owner, *first]), digest_size=16).digest()
+        return self._found
 
 
 def _first_texts(body: Mapping[str, Any], inputs: Iterable[str]) -> list[str]:

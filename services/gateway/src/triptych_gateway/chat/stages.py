@@ -226,7 +226,10 @@ class Stages:
 @asynccontextmanager
 async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
     """Only a stream shows its first token; a whole answer is bound by the request's own limit."""
-    limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if dispatch.request.stream else None
+    if not dispatch.request.stream:
+        yield
+        return
+    limit_s = dispatch.arrival.first_token_deadline - time.monotonic()
     try:
         async with asyncio.timeout(limit_s):
             yield

@@ -89,8 +89,10 @@ class Instances:
             raise fault
 
     def _fault_of(self, model: str, demand: RouteDemand) -> RequestError | None:
-        shares = self.models.shares_of(model, self.view.parent_of(model)) or {}
         version = demand.version
+        if version is None and not demand.hosts:
+            return None
+        shares = self.models.shares_of(model, self.view.parent_of(model)) or {}
         known = {variant.version for variant in self.view.variants_of(model)} | shares.keys()
         if version is not None and version not in known:
             message = f"no instance serves version {version!r} of this model"

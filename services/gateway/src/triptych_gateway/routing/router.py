@@ -105,7 +105,7 @@ class Router:
 
     def num_requests(self, record: InstanceRecord, now: float) -> int:
         """In flight there, of all gateways, as far as it is known."""
-        return self._observed(record, now).as_candidate(record, now).num_requests
+        return self._observed(record, now).num_requests(now)
 
     def observe(self, records: Iterable[InstanceRecord], now: float) -> None:
         """The registry was read: the load that instances announce."""

@@ -237,7 +237,8 @@ class RouteChoice:
                 raise self._not_served()
             return found
         prefills = self._able(PREFILL)
-        whole_load, pair_load = self._load(whole), self._pair_load(prefills, self._able(DECODE))
+        whole_load = self._load(whole)
+        pair_load = self._pair_load(prefills, self._able(DECODE)) if prefills else None
         if self._num_handovers_failed and whole_load is not None and not whole_load[0]:
             pair_load = None  # another handover may fail as the first one did
         decided = decide(self.policy, whole_load, pair_load)
@@ -282,7 +283,7 @@ class RouteChoice:
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
             and (is_decode or demand.takes <= each.item_limits.keys())
         ]
-        if stage is PREFILL:
+        if stage is PREFILL and able:
             decodes = self._able(DECODE)
             able = [each for each in able if any(fits(each, decode) for decode in decodes)]
         return [each for each in able if _life(each) not in self._doubtful] or able

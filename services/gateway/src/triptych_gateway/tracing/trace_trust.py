@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from opentelemetry.context import Context
@@ -15,8 +16,13 @@ _HEADERS = frozenset({b"traceparent", b"tracestate"})
 def address_of(scope: Scope) -> IPv4Address | IPv6Address | None:
     """The caller's: of the connection, or as a proxy tells it whose word counts; None: there is none."""
     client = scope.get("client")
+    return _parsed(client[0]) if client else None
+
+
+@lru_cache(maxsize=1024)  # callers have many requests each
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        address = ip_address(client[0]) if client else None
+        address = ip_address(text)
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address

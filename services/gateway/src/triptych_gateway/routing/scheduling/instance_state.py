@@ -106,12 +106,17 @@ class InstanceState:
             for mm_hash in new.items:
                 self._sent.items.drop(mm_hash)
 
+    def num_requests(self, now: float) -> int:
+        """In flight there, of all gateways, as far as it is known."""
+        is_known = now - self._announced_at < LOAD_TTL_S
+        return self.num_in_flight + (self._num_others if is_known else 0)
+
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
         """For one choice."""
         load = record.load if now - self._announced_at < LOAD_TTL_S else None
         return Candidate(
             record,
-            num_requests=self.num_in_flight + (0 if load is None else self._num_others),
+            num_requests=self.num_requests(now),
             num_prompt_bytes=self._num_prompt_bytes,
             kv_usage=None if load is None else load.kv_usage,
             is_suspect=self.suspect_until > now,
