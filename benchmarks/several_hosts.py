@@ -3,7 +3,7 @@
     python benchmarks/several_hosts.py [--parts throughput,handovers] [--repeats 15] [--json FILE]
 
 `throughput`: entries of 16 MiB from one host's store to another's by two fabric agents, in turn with a bare
-socket on the same cable (and iperf3, where it is installed).
+socket on the same cable (and NIXL over UCX's TCP, and iperf3, where they are installed).
 
 `handovers`: three systems with stand-ins for vLLM take turns, at `--rate` bits a second: an encoder on
 another host, one on the same host, and that without a fabric agent. First tokens of a new image whose tensor

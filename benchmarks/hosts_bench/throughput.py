@@ -1,8 +1,10 @@
-"""Bytes a second between two hosts: the agents, a bare socket, and iperf3 where it is installed."""
+"""Bytes a second between two hosts: the agents, a bare socket, NIXL and iperf3 where they are installed."""
 
 import asyncio
+import importlib.util
 import json
 import mmap
+import os
 import shutil
 import socket
 import subprocess
@@ -25,7 +27,7 @@ from triptych_common.protocol.store import Evict
 
 MIB = 1 << 20
 ENTRY_BYTES = 16 * MIB
-FABRIC_PORT, BARE_PORT = 7420, 7421
+FABRIC_PORT, BARE_PORT = 7420, 7430
 CHUNK_BYTES = MIB
 LIMIT_S = 60.0
 CONTROL = "control"
@@ -34,16 +36,17 @@ CONTROL = "control"
 async def measure(num_entries: int, repeats: int, rate_bits: int | None) -> dict[str, list[float]]:
     """Bytes a second of each way, in the order of the repeats; the first of each is a warm-up."""
     found: dict[str, list[float]] = {}
-    with _opened(num_entries, rate_bits) as (network, near, far, redis_url):
+    with _opened(num_entries, rate_bits) as (network, ends, redis_url):
         async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
             gateway = OrderingGateway(bus)
             reading = asyncio.get_running_loop().create_task(gateway.run())
             try:
                 for number in range(repeats + 1):
                     rates = {
-                        "agent": await _agents(gateway, near, far, num_entries, number),
-                        "socket": await asyncio.to_thread(_bare, network, num_entries * ENTRY_BYTES),
+                        way: await _agents(gateway, near, far, num_entries, number)
+                        for way, (near, far) in ends.items()
                     }
+                    rates["socket"] = await asyncio.to_thread(_bare, network, num_entries * ENTRY_BYTES)
                     if shutil.which("iperf3"):
                         rates["iperf3"] = await asyncio.to_thread(_iperf3, network, num_entries * ENTRY_BYTES)
                     if number:
@@ -56,8 +59,15 @@ async def measure(num_entries: int, repeats: int, rate_bits: int | None) -> dict
 
 
 @contextmanager
-def _opened(num_entries: int, rate_bits: int | None) -> Iterator[tuple[Network, FabricHost, FabricHost, str]]:
+def _opened(
+    num_entries: int, rate_bits: int | None
+) -> Iterator[tuple[Network, dict[str, tuple[FabricHost, FabricHost]], str]]:
+    """The two hosts, their agents by way, Redis' URL."""
     region_bytes = (num_entries + 2) * ENTRY_BYTES
+    ways = {"agent": "tcp"}
+    if importlib.util.find_spec("nixl") is not None:
+        ways["nixl"] = "nixl"
+        os.environ |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}  # not by this machine's memory
     with ExitStack() as stack:
         network = stack.enter_context(Network(["a", "b", CONTROL]))
         server = stack.enter_context(control_redis(network[CONTROL]))
@@ -65,17 +75,26 @@ def _opened(num_entries: int, rate_bits: int | None) -> Iterator[tuple[Network, 
             stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="triptych-bench-"))
         )
         key_file = write_fabric_key(folder / "key")
-        ends = []
-        for name in ("a", "b"):
-            options = (f"--fabric-key-file={key_file}", f"--fabric-listen-host={network[name].address}")
+
+        def started(host: str, way: str) -> FabricHost:
             end = FabricHost(
-                folder / name, server.service_url, name, FABRIC_PORT, *options, region_bytes=region_bytes
+                folder / f"{host}-{way}",
+                server.service_url,
+                f"{host}-{way}",
+                FABRIC_PORT + list(ways).index(way),
+                f"--fabric-key-file={key_file}",
+                f"--fabric-listen-host={network[host].address}",
+                f'--fabric-transports=["{ways[way]}"]',
+                region_bytes=region_bytes,
             )
             stack.callback(end.close)
-            network[name].call(end.start)
-            network.set_rate(name, rate_bits)
-            ends.append(end)
-        yield network, ends[0], ends[1], server.url
+            network[host].call(end.start)
+            return end
+
+        ends = {way: (started("a", way), started("b", way)) for way in ways}
+        for host in ("a", "b"):
+            network.set_rate(host, rate_bits)
+        yield network, ends, server.url
 
 
 async def _agents(

@@ -21,7 +21,7 @@ CHUNK = 1 << 16
 
 
 class TcpProxy:
-    """Listens on a port of 127.0.0.1; each connection goes to where `target` points when it is made."""
+    """Listens on a port of `host`; each connection goes to where `target` points when it is made."""
 
     def __init__(
         self,
@@ -29,9 +29,12 @@ class TcpProxy:
         *,
         tls: ssl.SSLContext | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
-        """`target`: a Unix socket, or a port of 127.0.0.1."""
-        self.port = 0
+        """`target`: a Unix socket, or a port of 127.0.0.1. `port` 0: any that is free."""
+        self.port = port
+        self._host = host
         self.reply_delay_s = 0.0  # of each piece that the server sends
         self.num_connections = 0  # ever accepted
         self._target = target
@@ -45,7 +48,7 @@ class TcpProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._server = self._call(self._listen(0))
+        self._server = self._call(self._listen(self.port))
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -93,7 +96,7 @@ class TcpProxy:
 
     # ---- on the proxy's thread ----
     async def _listen(self, port: int) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._tls)
+        return await asyncio.start_server(self._serve, self._host, port, ssl=self._tls)
 
     async def _cut(self) -> None:
         self._server.close()

@@ -20,6 +20,7 @@ from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.transfers import TransferTable
+from triptych_cache_store.fabric.source.transport_choice import TransportChoice
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.peer import FabricPeer
 from triptych_cache_store.fabric.wire.handshake import Identity
@@ -98,9 +99,10 @@ class AgentActor:
         self.peers: dict[FabricPeer, None] = {}
         credentials: Any = None
         nothing: Any = None  # by TCP, Redis is not needed
-        dialer = LinkDialer(self.store.name, (FabricTransport.TCP,), nothing, nothing)
+        dialer = LinkDialer(self.store.name, nothing, nothing)
+        choice = TransportChoice((FabricTransport.TCP,))
         self.links = TargetLinks(
-            self.store.name, self._agent_of, dialer, credentials, RateLimit(None), PROGRESS_S, mapping
+            self.store.name, self._agent_of, dialer, choice, credentials, RateLimit(None), PROGRESS_S, mapping
         )
         self.bus: Any = AgentBus(self._network, self.name)
         self.reader = OrderReader(self.bus, self.name, group)  # type: ignore[arg-type]

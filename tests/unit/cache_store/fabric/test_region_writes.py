@@ -22,6 +22,7 @@ from triptych_cache_store.fabric.wire.frames import (
     read_count,
     read_note,
 )
+from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.transfers import TransferFailureKind
 
@@ -56,8 +57,9 @@ class Memory:
 class Source:
     """An outbox with an offer, number 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_region: bool = True) -> None:
         self.memory = Memory()
+        self.events: list[str] = []
         self.gone: list[int] = []
 
         def open_writes() -> RegionWrites:
@@ -65,13 +67,14 @@ class Source:
 
         self.outbox = EntryOutbox(
             lambda channel: None,
-            cast(Any, Events()),
+            cast(Any, Events(self.events)),
             RateLimit(None),
             asyncio.get_running_loop(),
             open_writes,
         )
         self.outbox.begin(cast(Any, None))
-        self.receive(FrameKind.REGION, b"region", number=0)
+        if has_region:
+            self.receive(FrameKind.REGION, b"region", number=0)
         self.outbox.offer(1, b"")
         self.outbox.next_frame(0.0)
 
@@ -97,10 +100,13 @@ class Source:
 
 
 class Events:
-    """What the event loop hears is not looked at."""
+    """Names of what the event loop hears."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
+        return lambda *args: self._heard.append(name)
 
 
 async def test_pieces_are_written_where_the_target_said() -> None:
@@ -161,3 +167,15 @@ async def test_a_write_that_does_not_end_ends_the_link() -> None:
         source.outbox.next_frame(106.0)
     source.outbox.on_end(None)
     assert source.memory.is_closed
+
+
+async def test_the_link_is_open_once_the_target_has_shown_its_region_and_that_comes_once() -> None:
+    """A target whose NIXL fails never does: its link is not counted as open."""
+    source = Source()
+    await asyncio.sleep(0)
+    assert source.events == ["on_open"]
+    with pytest.raises(MalformedMessageError):
+        source.receive(FrameKind.REGION, b"region", number=0)
+    unanswered = Source(has_region=False)
+    await asyncio.sleep(0)
+    assert unanswered.events == []

@@ -1,7 +1,6 @@
 """By which transports an agent sends and takes entries."""
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -9,30 +8,11 @@ from pydantic import ValidationError
 from triptych_cache_store.fabric import service
 from triptych_cache_store.fabric.service import usable_transports
 from triptych_cache_store.fabric.settings import FabricSettings
-from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.wire.keys import FabricKeyError
 from triptych_cache_store.fabric.wire.nixl_memory import NixlError
-from triptych_common.protocol.messages import FabricEndpoint, FabricTransport
+from triptych_common.protocol.messages import FabricTransport
 
 TCP, NIXL, REDIS = FabricTransport.TCP, FabricTransport.NIXL, FabricTransport.REDIS
-Transports = tuple[FabricTransport, ...]
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "chosen"),
-    [
-        ((TCP,), (TCP,), TCP),
-        ((NIXL, TCP), (TCP, NIXL), NIXL),
-        ((NIXL, TCP), (TCP,), TCP),
-        ((NIXL, REDIS, TCP), (TCP, REDIS), REDIS),
-        ((TCP,), (REDIS,), None),
-    ],
-)
-def test_the_first_that_both_have(
-    own: Transports, others: Transports, chosen: FabricTransport | None
-) -> None:
-    dialer = LinkDialer("store-a", own, cast(Any, None), cast(Any, None))
-    assert dialer.choose(FabricEndpoint(generation=1, transports=others)) is chosen
 
 
 def test_without_nixl_the_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """When blocks that NIXL writes to may be given back: never while a write can be under way."""
 
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from triptych_cache_store.fabric.target.written_chunks import NEVER_S, WrittenChunks
+from triptych_cache_store.fabric.wire.channel import PeerSilentError
 from triptych_cache_store.fabric.wire.frames import pack_note
 from triptych_common.domain.errors import MalformedMessageError
 
@@ -35,7 +37,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.memory = Memory()
-        self.chunks = WrittenChunks(cast(Any, self.memory))
+        self.chunks = WrittenChunks(cast(Any, self.memory), 5.0)
         self.heard: list[object] = []
         assert self.chunks.open(1, 24, 8, self.heard.append) == 1024
         self.chunks.begin(1)
@@ -94,10 +96,21 @@ def test_an_end_and_then_a_cancel_is_the_end() -> None:
 
 def test_nothing_is_asked_for_while_nobody_writes() -> None:
     memory = Memory()
-    chunks = WrittenChunks(cast(Any, memory))
+    chunks = WrittenChunks(cast(Any, memory), 5.0)
     chunks.open(1, 0, 8, lambda digest: None)
     memory.notes.append(b"not to be read")
     assert chunks.step(0.0) == NEVER_S
+
+
+def test_what_the_source_has_written_and_does_not_come_ends_the_link() -> None:
+    """Only then: a source may write as slowly as it likes."""
+    bench = Bench()
+    bench.note(1, 4)
+    bench.chunks.step(time.monotonic() + 60.0)
+    bench.chunks.end(1, 2, DIGEST)
+    bench.chunks.step(time.monotonic() + 4.0)
+    with pytest.raises(PeerSilentError):
+        bench.chunks.step(time.monotonic() + 6.0)
 
 
 @pytest.mark.parametrize(

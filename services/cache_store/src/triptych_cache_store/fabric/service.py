@@ -21,6 +21,7 @@ from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.transfers import PlacedOrder, Result, TransferTable
+from triptych_cache_store.fabric.source.transport_choice import TransportChoice
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.link_calls import LinkCalls
 from triptych_cache_store.fabric.target.listener import FabricListener
@@ -101,7 +102,8 @@ class FabricAgent:
         self._links = TargetLinks(
             store.name,
             self._find_agent,
-            LinkDialer(store.name, self._transports, self._redis_links, self._publish_call),
+            LinkDialer(store.name, self._redis_links, self._publish_call),
+            TransportChoice(self._transports),
             credentials,
             RateLimit(settings.fabric_max_rate),
             settings.fabric_progress_timeout_s,

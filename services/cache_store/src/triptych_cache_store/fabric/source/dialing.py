@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from triptych_cache_store.fabric.wire.channel import FabricChannel
@@ -19,22 +19,10 @@ PublishCall = Callable[[str, LinkCall], Awaitable[object]]
 class LinkDialer:
     """For one event loop."""
 
-    def __init__(
-        self,
-        own_store: str,
-        transports: Sequence[FabricTransport],
-        redis_links: RedisLinks,
-        publish_call: PublishCall,
-    ) -> None:
-        """`transports`: best first."""
-        self.transports = tuple(transports)
+    def __init__(self, own_store: str, redis_links: RedisLinks, publish_call: PublishCall) -> None:
         self._own_store = own_store
         self._redis_links = redis_links
         self._publish_call = publish_call
-
-    def choose(self, endpoint: FabricEndpoint) -> FabricTransport | None:
-        """The best of ours that the other one has."""
-        return next((each for each in self.transports if each in endpoint.transports), None)
 
     async def dial(
         self, instance: str, endpoint: FabricEndpoint, transport: FabricTransport

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.outbox import EntryOutbox
@@ -49,6 +50,12 @@ class LinkedOffer:
                 future.exception()  # retrieved: perhaps nobody waits for this one
 
 
+class OnClosed(Protocol):
+    """`is_lost`: it was neither ended here nor refused."""
+
+    def __call__(self, link: "TargetLink", *, is_lost: bool) -> None: ...
+
+
 class TargetLink:
     """One connection to the agent of the store `target`. `opened` fails where it does not come to that."""
 
@@ -60,7 +67,7 @@ class TargetLink:
         greet: Callable[[FabricChannel], None],
         rate: RateLimit,
         progress_timeout_s: float,
-        on_closed: Callable[["TargetLink"], None],
+        on_closed: OnClosed,
         open_writes: Callable[[], RegionWrites] | None = None,
     ) -> None:
         """`open_writes`: with NIXL."""
@@ -70,6 +77,7 @@ class TargetLink:
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.is_open = False
+        self._is_retired = False
         self._numbers = itertools.count(1)
         self._offers: dict[int, LinkedOffer] = {}
         self._going: dict[int, Callable[[], None]] = {}  # withdrawn, but perhaps a chunk is being sent
@@ -120,10 +128,20 @@ class TargetLink:
         self._connection.post(
             lambda: self._outbox.withdraw(linked.number, lambda: self._on_gone(linked.number))
         )
+        self._close_if_idle()
+
+    def close_when_idle(self) -> None:
+        """Another link has taken its place: end it with the last of its offers."""
+        self._is_retired = True
+        self._close_if_idle()
 
     def close(self) -> None:
         """End it; `closed` follows."""
         self._connection.stop()
+
+    def _close_if_idle(self) -> None:
+        if self._is_retired and not self._offers:
+            self.close()
 
     # ---- events of its thread --------------------------------------------------------------------
     def on_open(self) -> None:
@@ -172,7 +190,8 @@ class TargetLink:
         self.closed.set_result(None)
         for number in list(self._going):
             self._on_gone(number)
-        self._on_closed(self)
+        is_refused = isinstance(error, LinkRefusedError)
+        self._on_closed(self, is_lost=error is not None and not is_refused)
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

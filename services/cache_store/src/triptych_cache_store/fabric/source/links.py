@@ -1,4 +1,9 @@
-"""One link to each target's agent, made when a push needs it. The registry says where that agent is."""
+"""One link to each target's agent, made when a push needs it. The registry says where that agent is.
+
+A transport that fails is followed by the next one that both agents have (`TransportChoice`); a link by a
+better one takes the place of an open one once that has had time to mend, and entries under way stay with the
+link that they began on.
+"""
 
 import asyncio
 import time
@@ -9,6 +14,7 @@ from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.dialing import LinkDialer
 from triptych_cache_store.fabric.source.link import PushFailedError, TargetLink
 from triptych_cache_store.fabric.source.region_writes import RegionWrites
+from triptych_cache_store.fabric.source.transport_choice import Life, TransportChoice, life_of
 from triptych_cache_store.fabric.wire.channel import ChannelError
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_target
 from triptych_cache_store.fabric.wire.keys import Credentials
@@ -36,6 +42,7 @@ class TargetLinks:
         own_store: str,
         find_agent: FindAgent,
         dialer: LinkDialer,
+        choice: TransportChoice,
         credentials: Credentials,
         rate: RateLimit,
         progress_timeout_s: float,
@@ -44,6 +51,7 @@ class TargetLinks:
         self._own_store = own_store
         self._find_agent = find_agent
         self._dialer = dialer
+        self._choice = choice
         self._credentials = credentials
         self._rate = rate
         self._progress_timeout_s = progress_timeout_s
@@ -61,8 +69,13 @@ class TargetLinks:
         link, known = self._links.get(target), self._known.get(target)
         if link is not None:
             return link.transport
-        chosen = None if known is None or known.fabric is None else self._dialer.choose(known.fabric)
-        return chosen or self._dialer.transports[0]
+        chosen = None if known is None else self._choice.choose(target, known, time.monotonic())
+        return chosen or self._choice.best
+
+    def has_other_way(self, target: str) -> bool:
+        """Whether there is a transport to it that has not just failed."""
+        known = self._known.get(target)
+        return known is not None and self._choice.num_left(target, known, time.monotonic()) > 0
 
     def offers_by_target(self) -> dict[str, int]:
         """Of the links that are up: how many entries are under way to each target."""
@@ -76,13 +89,10 @@ class TargetLinks:
         """
         link = self._links.get(target)
         if link is not None and link.is_open:
+            if self._has_better(link):
+                self._start_dialling(target)
             return link
-        task = self._dialling.get(target)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._dial(target), name=f"dial {target}")
-            self._dialling[target] = task
-            task.add_done_callback(partial(self._on_dialled, target))
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._start_dialling(target))
 
     async def close(self) -> None:
         dialling = list(self._dialling.values())
@@ -95,13 +105,30 @@ class TargetLinks:
         if links:
             await asyncio.wait([link.closed for link in links], timeout=self._progress_timeout_s)
 
+    def _has_better(self, link: TargetLink) -> bool:
+        known = self._known.get(link.target)
+        chosen = None if known is None else self._choice.choose(link.target, known, time.monotonic())
+        return chosen is not None and self._choice.is_better(chosen, link.transport)
+
+    def _start_dialling(self, target: str) -> "asyncio.Task[TargetLink]":
+        task = self._dialling.get(target)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._dial(target), name=f"dial {target}")
+            self._dialling[target] = task
+            task.add_done_callback(partial(self._on_dialled, target))
+        return task
+
     def _on_dialled(self, target: str, task: "asyncio.Task[TargetLink]") -> None:
         del self._dialling[target]
         if not task.cancelled() and task.exception() is None:
-            self._links[target] = task.result()
+            earlier, self._links[target] = self._links.get(target), task.result()
+            if earlier is not None:
+                earlier.close_when_idle()
 
-    def _on_closed(self, link: TargetLink) -> None:
+    def _on_closed(self, life: Life, link: TargetLink, *, is_lost: bool) -> None:
         self._all.discard(link)
+        if is_lost:
+            self._choice.on_failed(link.target, life, link.transport, time.monotonic())
         if self._links.get(link.target) is link:
             del self._links[link.target]
 
@@ -112,25 +139,28 @@ class TargetLinks:
             failure = PushFailedError(TransferFailureKind.UNREACHABLE, "the target's agent is not registered")
             agent = await self._agent(target)
             if agent is not None:
+                transport = self._choice.choose(target, agent, time.monotonic())
+                if transport is None:
+                    detail = "the two agents have no transport in common"
+                    raise _logged(target, PushFailedError(TransferFailureKind.REFUSED, detail))
                 try:
-                    async with asyncio.timeout_at(
-                        asyncio.get_running_loop().time() + until - time.monotonic()
-                    ):
-                        return await self._open(target, agent, until)
+                    return await self._open(target, agent, transport, until)
                 except PushFailedError as failed:
                     failure = failed
-                except LinkRefusedError as refused:
-                    kind = TransferFailureKind.REFUSED
-                    if refused.reason in OF_AN_OLD_RECORD:
-                        kind = TransferFailureKind.UNREACHABLE
-                    failure = PushFailedError(kind, str(refused))
-                except BusUnavailableError:
-                    failure = PushFailedError(TransferFailureKind.UNREACHABLE, "not reached: Redis was lost")
-                except (ChannelError, OSError) as error:  # TimeoutError is one
-                    failure = PushFailedError(TransferFailureKind.UNREACHABLE, f"not reached: {_text(error)}")
-            if failure.kind is TransferFailureKind.REFUSED or time.monotonic() + retry_s > until:
-                log.warning("fabric target not reached", target=target, error=str(failure))
-                raise failure
+                if failure.kind is TransferFailureKind.REFUSED:
+                    raise _logged(target, failure)
+                now = time.monotonic()
+                self._choice.on_failed(target, life_of(agent), transport, now)
+                if now < until and self._choice.num_left(target, agent, now):
+                    log.warning(
+                        "fabric transport failed, the next one is tried",
+                        target=target,
+                        transport=transport.value,
+                        error=failure.detail,
+                    )
+                    continue
+            if time.monotonic() + retry_s > until:
+                raise _logged(target, failure)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
@@ -145,16 +175,39 @@ class TargetLinks:
             return self._known.get(target)
         if found is None:
             self._known.pop(target, None)
+            self._choice.forget(target)
         else:
             self._known[target] = found
         return found
 
-    async def _open(self, target: str, agent: InstanceRecord, until: float) -> TargetLink:
+    async def _open(
+        self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float
+    ) -> TargetLink:
+        """Raises PushFailedError."""
+        left_s = max(0.0, until - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._opened(target, agent, transport, until, left_s)
+        except LinkRefusedError as refused:
+            is_passing = refused.reason in OF_AN_OLD_RECORD
+            kind = TransferFailureKind.UNREACHABLE if is_passing else TransferFailureKind.REFUSED
+            raise PushFailedError(kind, str(refused)) from refused
+        except BusUnavailableError as error:
+            detail = "not reached: Redis was lost"
+            raise PushFailedError(TransferFailureKind.UNREACHABLE, detail) from error
+        except (ChannelError, OSError) as error:  # TimeoutError is one
+            detail = f"not reached: {_text(error)}"
+            raise PushFailedError(TransferFailureKind.UNREACHABLE, detail) from error
+
+    async def _opened(
+        self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float, left_s: float
+    ) -> TargetLink:
         endpoint = agent.fabric
-        transport = None if endpoint is None else self._dialer.choose(endpoint)
-        if endpoint is None or transport is None:
-            raise PushFailedError(TransferFailureKind.REFUSED, "the two agents have no transport in common")
-        channel = await self._dialer.dial(agent.instance, endpoint, transport)
+        if endpoint is None:
+            raise PushFailedError(TransferFailureKind.REFUSED, "it is no agent of a store")
+        num_ways = max(1, self._choice.num_left(target, agent, time.monotonic()))
+        async with asyncio.timeout(left_s / num_ways):  # the others get their share
+            channel = await self._dialer.dial(agent.instance, endpoint, transport)
         greet = partial(
             greet_target,
             source=self._own_store,
@@ -171,7 +224,7 @@ class TargetLinks:
             greet,
             self._rate,
             self._progress_timeout_s,
-            self._on_closed,
+            partial(self._on_closed, life_of(agent)),
             self._open_writes if transport is FabricTransport.NIXL else None,
         )
         self._all.add(link)
@@ -181,6 +234,11 @@ class TargetLinks:
             link.close()
             raise
         return link
+
+
+def _logged(target: str, failure: PushFailedError) -> PushFailedError:
+    log.warning("fabric target not reached", target=target, error=str(failure))
+    return failure
 
 
 def _text(error: BaseException) -> str:

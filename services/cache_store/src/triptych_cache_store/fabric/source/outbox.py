@@ -127,8 +127,9 @@ class EntryOutbox:
     def begin(self, channel: FabricChannel) -> None:
         self._greet(channel)
         if self._open_writes is not None:
-            self._writes = self._open_writes()
-        self._loop.call_soon_threadsafe(self._events.on_open)
+            self._writes = self._open_writes()  # open once the target's end is, too: `REGION`
+        else:
+            self._loop.call_soon_threadsafe(self._events.on_open)
 
     def on_header(self, header: FrameHeader) -> memoryview | None:
         if header.number > self._last_number:
@@ -143,6 +144,7 @@ class EntryOutbox:
         number, kind = header.number, header.kind
         if kind is FrameKind.REGION and self._writes is not None:
             self._writes.connect(body)
+            self._loop.call_soon_threadsafe(self._events.on_open)
             return
         expected = self._expected.get(number)
         if expected is None:  # withdrawn meanwhile

@@ -82,6 +82,11 @@ class EntryPush:
         self._link: TargetLink | None = None
         self._offer: LinkedOffer | None = None
 
+    @property
+    def has_lost_link(self) -> bool:
+        """The link that it went by has ended."""
+        return self._link is not None and self._link.closed.done()
+
     def raise_class(self, encode_class: EncodeClass) -> None:
         """Somebody more urgent waits for it, too."""
         self._encode_class = encode_class
@@ -129,8 +134,9 @@ class EntryPush:
         if hold.sealed.done():
             hold.sealed.result()  # raises what is wrong with it
         self._become(PushState.WATCHING)
-        link = self._link = await self._links.connected(self._target)
+        await self._links.connected(self._target)  # while it is being encoded
         spec = await self._spec(hold)
+        link = self._link = await self._links.connected(self._target)
         offer = self._offer = await link.offer(
             Offer(
                 mm_hash=self.mm_hash,

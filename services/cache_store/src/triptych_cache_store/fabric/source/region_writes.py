@@ -9,6 +9,7 @@ from collections.abc import Callable
 from triptych_cache_store.fabric.wire.channel import PeerSilentError
 from triptych_cache_store.fabric.wire.frames import pack_note
 from triptych_cache_store.fabric.wire.nixl_memory import NixlMemory, NixlWrite
+from triptych_common.domain.errors import MalformedMessageError
 
 WRITES_AT_ONCE = 4
 SPIN_S = 0.02  # a write that takes longer is asked for less often
@@ -28,7 +29,9 @@ class RegionWrites:
         self._moved_at = 0.0
 
     def connect(self, metadata: bytes) -> None:
-        """Raises NixlError."""
+        """To the target's region. Raises NixlError, MalformedMessageError: it was connected before."""
+        if self._is_connected:
+            raise MalformedMessageError("a second region")
         self._memory.connect(metadata)
         self._is_connected = True
 

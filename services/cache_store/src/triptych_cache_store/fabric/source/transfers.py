@@ -150,13 +150,18 @@ class TransferTable:
                 self._complete(transfer)
 
     async def _push(self, transfer: _Transfer, push: EntryPush, traceparent: str | None) -> Pushed:
-        """As long as an order waits for it: deadlines of orders that came later count, too."""
+        """As long as an order waits for it: deadlines of orders that came later count, too.
+
+        A link that is lost is followed by one of another transport, if there is one.
+        """
         while True:
             deadline = _last_deadline(transfer)
             try:
                 return await push.run(deadline, traceparent)
             except PushFailedError as error:
-                if error.kind is not TransferFailureKind.EXPIRED or _last_deadline(transfer) <= deadline:
+                has_time = error.kind is TransferFailureKind.EXPIRED and _last_deadline(transfer) > deadline
+                has_way = error.kind is TransferFailureKind.UNREACHABLE and push.has_lost_link
+                if not has_time and not (has_way and self._links.has_other_way(transfer.target)):
                     raise
             push = transfer.pushes[push.mm_hash] = self._new_push(transfer, push.mm_hash)
 

@@ -66,7 +66,7 @@ class FabricPeer:
             return admit_source(taken, own, credentials, deadline)
 
         def open_chunks() -> WrittenChunks:
-            return WrittenChunks(NixlMemory.open(store.mapping))
+            return WrittenChunks(NixlMemory.open(store.mapping), progress_timeout_s)
 
         self._inbox = EntryInbox(admit, self, store.mapping, loop, open_chunks)
         self._connection = FabricConnection("fabric peer", channel, self._inbox, progress_timeout_s)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from triptych_cache_store.fabric.wire.channel import PeerSilentError
 from triptych_cache_store.fabric.wire.frames import read_note
 from triptych_cache_store.fabric.wire.nixl_memory import NixlMemory
 from triptych_common.domain.errors import MalformedMessageError
@@ -38,8 +39,9 @@ class OpenOffer:
 class WrittenChunks:
     """Of one connection."""
 
-    def __init__(self, memory: NixlMemory) -> None:
+    def __init__(self, memory: NixlMemory, progress_timeout_s: float) -> None:
         self._memory = memory
+        self._progress_timeout_s = progress_timeout_s
         self._open: dict[int, OpenOffer] = {}
         self._moved_at = 0.0
 
@@ -63,6 +65,7 @@ class WrittenChunks:
         offer = self._open.get(number)
         if offer is not None and offer.total_chunks is None:
             offer.total_chunks, offer.digest = total_chunks, digest
+            self._moved_at = time.monotonic()
             self._close_if_over(number, offer)
 
     def when_over(self, number: int, on_gone: Callable[[], object]) -> None:
@@ -77,6 +80,7 @@ class WrittenChunks:
 
         Raises:
             MalformedMessageError: it was not to come.
+            PeerSilentError: what the source has written does not come.
             NixlError
         """
         if not any(offer.is_begun or offer.total_chunks for offer in self._open.values()):
@@ -92,7 +96,10 @@ class WrittenChunks:
             if offer.num_written > offer.num_bytes:
                 raise MalformedMessageError("more bytes than the entry has")
             self._close_if_over(number, offer)
-        return 0.0 if now - self._moved_at < SPIN_S else SLOW_PAUSE_S
+        silent_s = now - self._moved_at
+        if silent_s > self._progress_timeout_s and any(each.total_chunks for each in self._open.values()):
+            raise PeerSilentError(f"NIXL brought nothing for {self._progress_timeout_s:g} s")
+        return 0.0 if silent_s < SPIN_S else SLOW_PAUSE_S
 
     def close(self) -> None:
         """Nothing is written any more."""
