@@ -45,8 +45,10 @@ A = MmHash("a" * 64)
 TARGET, S1, S2 = "store-t", "store-1", "store-2"
 
 
-def agent(store: str, boot_id: str = "b") -> InstanceRecord:
-    endpoint = FabricEndpoint(host="10.0.0.1", port=7420, generation=1)
+def agent(
+    store: str, boot_id: str = "b", transports: tuple[FabricTransport, ...] = (FabricTransport.TCP,)
+) -> InstanceRecord:
+    endpoint = FabricEndpoint(host="10.0.0.1", port=7420, generation=1, transports=transports)
     return record_of(f"fabric-{store}", role=Role.FABRIC, store=store, fabric=endpoint, boot_id=boot_id)
 
 

@@ -12,6 +12,7 @@ from triptych_cache_store.fabric.source.links import TargetLinks
 from triptych_cache_store.fabric.source.transport_choice import AVOID_S, TransportChoice
 from triptych_cache_store.fabric.wire.channel import ChannelClosedError
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason
+from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferFailureKind
 
@@ -129,9 +130,28 @@ async def test_a_better_one_that_fails_again_changes_nothing_for_a_while(clock: 
     FakeLink.failing = {NIXL: ChannelClosedError("still")}
     clock.now += AVOID_S
     await bench.connected()
-    await asyncio.wait_for(by_tcp.retired.wait(), TIMEOUT_S)  # one by TCP has taken its place
-    assert (await bench.connected()).transport is TCP
-    assert bench.dialled == [NIXL, TCP, NIXL, TCP]
+    await asyncio.wait_for(bench.links._dialling[TARGET], TIMEOUT_S)
+    assert await bench.connected() is by_tcp
+    assert not by_tcp.retired.is_set()
+    assert bench.dialled == [NIXL, TCP, NIXL]
+
+
+async def test_what_is_no_answer_at_the_start_is_a_failure_of_the_transport() -> None:
+    """As a target's region that is too large for a frame."""
+    FakeLink.failing = {NIXL: MalformedMessageError("too long")}
+    assert (await Bench(BOTH).connected()).transport is TCP
+
+
+async def test_entries_under_way_on_a_link_that_was_replaced_count(clock: Clock) -> None:
+    bench = Bench(BOTH)
+    (await bench.connected()).lose()
+    by_tcp = await bench.connected()
+    by_tcp.num_offers = 2
+    clock.now += AVOID_S
+    await bench.connected()
+    await asyncio.wait_for(by_tcp.retired.wait(), TIMEOUT_S)
+    (await bench.connected()).num_offers = 3
+    assert bench.links.offers_by_target() == {TARGET: 5}
 
 
 async def test_another_life_of_the_agent_begins_with_the_best() -> None:

@@ -10,7 +10,7 @@ from tests.support.gateway.routing import record_of
 from tests.support.gateway.transfer_world import S1, S2, TARGET, A, World, agent, running, wait_of
 from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import EncodeCompleted
+from triptych_common.protocol.messages import EncodeCompleted, FabricTransport, Role
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
 from triptych_gateway.transfers import transfer_trace
 from triptych_gateway.transfers.transfer_limits import MAX_EXTENSIONS
@@ -203,6 +203,21 @@ async def test_a_late_writer_lost_of_the_first_attempt_does_not_fail_the_second(
         world.transfer().ordered_at -= STALE_S
         assert world.need("writer_lost")
         assert world.transfers.table.ordered(second.transfer_id) is None
+
+
+async def test_a_writer_lost_where_agents_have_two_ways_is_left_to_them(world: World) -> None:
+    """A link that was lost is followed by one of another transport, within the same order."""
+    both = (FabricTransport.NIXL, FabricTransport.TCP)
+    others = [each for each in world.records if each.role is not Role.FABRIC]
+    world.records = (*others, agent(S1, transports=both), agent(TARGET, transports=both))
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        order = await world.until_orders(1)
+        assert world.need("writer_lost"), "it is on its way"
+        assert world.transfers.table.ordered(order.transfer_id) is not None
+        world.complete(order)
+        assert world.transfer().state is TransferState.HELD
+    assert not world.encoded_near
 
 
 async def test_an_encoder_of_the_target_that_dies_is_no_failed_transfer(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.routing.registry_view import RegistryView
 
@@ -47,6 +47,14 @@ class FabricView:
         """The agent beside `store`, unless it is about to end."""
         agent = self._facts().agents.get(store)
         return None if agent is None or agent.draining else agent
+
+    def has_several_ways(self, source: str | None, target: str | None) -> bool:
+        """Whether the agents of both have several transports in common."""
+        common = set(FabricTransport)
+        for store in (source, target):
+            agent = None if store is None else self.agent_of(store)
+            common &= set() if agent is None or agent.fabric is None else set(agent.fabric.transports)
+        return len(common) > 1
 
     def generation_of(self, store: str) -> int | None:
         """Of its present life, as its agent says."""

@@ -202,13 +202,14 @@ class TransferOrders:
             return True  # by an instance that the request has left
         media_wait.need_again(mm_hash)
         state, transfer.is_missed = transfer.state, True
+        is_lost = message.reason == "writer_lost" and transfer.loses_writer(time.monotonic())
         if state in (TransferState.HELD, TransferState.FAILED):
             self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
             self.table.need_again(transfer)
             self._advance(transfer)
         elif state is TransferState.WAITING and transfer.due_at == NEVER:
             self._advance(transfer)
-        elif message.reason == "writer_lost" and transfer.loses_writer(time.monotonic()):
+        elif is_lost and not self._fabric.has_several_ways(transfer.source, target):  # else a link, perhaps
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
         return transfer.state is TransferState.ORDERED or transfer.due_at < NEVER

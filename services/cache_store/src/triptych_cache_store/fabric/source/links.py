@@ -7,6 +7,7 @@ link that they began on.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -19,7 +20,7 @@ from triptych_cache_store.fabric.wire.channel import ChannelError
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_target
 from triptych_cache_store.fabric.wire.keys import Credentials
 from triptych_cache_store.fabric.wire.nixl_memory import NixlMemory
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, MalformedMessageError
 from triptych_common.protocol.messages import FabricTransport, InstanceRecord
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.mapping import RegionMapping
@@ -79,7 +80,11 @@ class TargetLinks:
 
     def offers_by_target(self) -> dict[str, int]:
         """Of the links that are up: how many entries are under way to each target."""
-        return {target: link.num_offers for target, link in self._links.items() if link.is_open}
+        found = Counter({target: 0 for target, link in self._links.items() if link.is_open})
+        for link in self._all:  # also on one whose place another has taken
+            if link.is_open:
+                found[link.target] += link.num_offers
+        return found
 
     async def connected(self, target: str) -> TargetLink:
         """A link to the agent of `target`.
@@ -87,8 +92,8 @@ class TargetLinks:
         Raises:
             PushFailedError: unreachable, or refused.
         """
-        link = self._links.get(target)
-        if link is not None and link.is_open:
+        link = self._open_link(target)
+        if link is not None:
             if self._has_better(link):
                 self._start_dialling(target)
             return link
@@ -104,6 +109,10 @@ class TargetLinks:
             link.close()
         if links:
             await asyncio.wait([link.closed for link in links], timeout=self._progress_timeout_s)
+
+    def _open_link(self, target: str) -> TargetLink | None:
+        link = self._links.get(target)
+        return link if link is not None and link.is_open else None
 
     def _has_better(self, link: TargetLink) -> bool:
         known = self._known.get(link.target)
@@ -122,7 +131,7 @@ class TargetLinks:
         del self._dialling[target]
         if not task.cancelled() and task.exception() is None:
             earlier, self._links[target] = self._links.get(target), task.result()
-            if earlier is not None:
+            if earlier is not None and earlier is not task.result():
                 earlier.close_when_idle()
 
     def _on_closed(self, life: Life, link: TargetLink, *, is_lost: bool) -> None:
@@ -143,6 +152,9 @@ class TargetLinks:
                 if transport is None:
                     detail = "the two agents have no transport in common"
                     raise _logged(target, PushFailedError(TransferFailureKind.REFUSED, detail))
+                link = self._open_link(target)  # then a better one is tried
+                if link is not None and not self._choice.is_better(transport, link.transport):
+                    return link
                 try:
                     return await self._open(target, agent, transport, until)
                 except PushFailedError as failed:
@@ -151,13 +163,14 @@ class TargetLinks:
                     raise _logged(target, failure)
                 now = time.monotonic()
                 self._choice.on_failed(target, life_of(agent), transport, now)
-                if now < until and self._choice.num_left(target, agent, now):
+                if self._choice.num_left(target, agent, now):
                     log.warning(
                         "fabric transport failed, the next one is tried",
                         target=target,
                         transport=transport.value,
                         error=failure.detail,
                     )
+                    until = now + self._progress_timeout_s  # which each of them has
                     continue
             if time.monotonic() + retry_s > until:
                 raise _logged(target, failure)
@@ -184,10 +197,9 @@ class TargetLinks:
         self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float
     ) -> TargetLink:
         """Raises PushFailedError."""
-        left_s = max(0.0, until - time.monotonic())
         try:
-            async with asyncio.timeout(left_s):
-                return await self._opened(target, agent, transport, until, left_s)
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                return await self._opened(target, agent, transport, until)
         except LinkRefusedError as refused:
             is_passing = refused.reason in OF_AN_OLD_RECORD
             kind = TransferFailureKind.UNREACHABLE if is_passing else TransferFailureKind.REFUSED
@@ -195,19 +207,17 @@ class TargetLinks:
         except BusUnavailableError as error:
             detail = "not reached: Redis was lost"
             raise PushFailedError(TransferFailureKind.UNREACHABLE, detail) from error
-        except (ChannelError, OSError) as error:  # TimeoutError is one
+        except (ChannelError, MalformedMessageError, OSError) as error:  # TimeoutError is one
             detail = f"not reached: {_text(error)}"
             raise PushFailedError(TransferFailureKind.UNREACHABLE, detail) from error
 
     async def _opened(
-        self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float, left_s: float
+        self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float
     ) -> TargetLink:
         endpoint = agent.fabric
         if endpoint is None:
             raise PushFailedError(TransferFailureKind.REFUSED, "it is no agent of a store")
-        num_ways = max(1, self._choice.num_left(target, agent, time.monotonic()))
-        async with asyncio.timeout(left_s / num_ways):  # the others get their share
-            channel = await self._dialer.dial(agent.instance, endpoint, transport)
+        channel = await self._dialer.dial(agent.instance, endpoint, transport)
         greet = partial(
             greet_target,
             source=self._own_store,
