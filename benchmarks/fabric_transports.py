@@ -14,7 +14,6 @@ memory.
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
 import mmap
 import os
@@ -33,10 +32,10 @@ sys.path.insert(0, str(ROOT))
 
 from tests.conftest import embedded_redis  # noqa: E402
 from tests.support.fabric.fabric_host import FabricHost, spec_of  # noqa: E402
-from tests.support.fabric.orders import OrderingGateway, completed  # noqa: E402
+from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway  # noqa: E402
+from tests.support.fabric.transports import HAS_NIXL, transports_option  # noqa: E402
 from tests.support.waiting import free_port  # noqa: E402
 from triptych_cache_store.testing import write_fabric_key  # noqa: E402
-from triptych_common.bus import AsyncBus  # noqa: E402
 from triptych_common.protocol.store import Evict  # noqa: E402
 
 MIB = 1 << 20
@@ -123,12 +122,7 @@ async def measure(options: argparse.Namespace, run_dir: Path, redis_url: str) ->
     async with contextlib.AsyncExitStack() as stack:
         bare = BareCopy(run_dir, total)
         stack.callback(bare.close)
-        bus = await stack.enter_async_context(
-            await AsyncBus.connect(redis_url, "test", client_name="gateway-0")
-        )
-        gateway = OrderingGateway(bus)
-        reading = asyncio.get_running_loop().create_task(gateway.run())
-        stack.callback(reading.cancel)
+        gateway = await stack.enter_async_context(ordering_gateway(redis_url))
         arms: dict[str, FabricCopy] = {}
         for transport in options.transport:
             hosts = start_hosts(stack, run_dir, redis_url, transport, total)
@@ -154,7 +148,7 @@ def start_hosts(
     hosts = [
         FabricHost(
             run_dir / name, redis_url, name, free_port(), f"--fabric-key-file={key}", "--log-level=WARNING",
-            f"--fabric-transports={json.dumps([transport])}", f"--fabric-max-bytes-in-flight={2 * total}",
+            transports_option(transport), f"--fabric-max-bytes-in-flight={2 * total}",
             region_bytes=total + 64 * MIB,
         )
         for name in (f"{transport}-a", f"{transport}-b")
@@ -173,7 +167,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results here too")
     parser.add_argument("--transport", nargs="*", choices=TRANSPORTS, default=None, help="of these alone")
     options = parser.parse_args()
-    options.transport = options.transport or [each for each in TRANSPORTS if is_installed(each)]
+    options.transport = options.transport or [each for each in TRANSPORTS if each != "nixl" or HAS_NIXL]
     directory = tempfile.TemporaryDirectory(prefix="triptych-bench-", dir="/dev/shm")
     with directory as run_dir, embedded_redis() as redis:
         rates = asyncio.run(measure(options, Path(run_dir), redis.url))
@@ -187,10 +181,6 @@ def main() -> None:
         shown = {name: [each.low, each.middle, each.high] for name, each in ratios.items()}
         report = {"rates": rates, "ratios": shown, "load_average": float(load)}
         options.json.write_text(json.dumps(report, indent=1))
-
-
-def is_installed(transport: str) -> bool:
-    return transport != "nixl" or importlib.util.find_spec("nixl") is not None
 
 
 if __name__ == "__main__":

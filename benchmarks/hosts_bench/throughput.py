@@ -1,7 +1,6 @@
 """Bytes a second between two hosts: the agents, a bare socket, NIXL and iperf3 where they are installed."""
 
 import asyncio
-import importlib.util
 import json
 import mmap
 import os
@@ -18,11 +17,11 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.support.fabric.fabric_host import FabricHost
-from tests.support.fabric.orders import OrderingGateway, completed
+from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway
+from tests.support.fabric.transports import HAS_NIXL, UCX_BETWEEN_HOSTS, transports_option
 from tests.support.hosts.control_redis import control_redis
 from tests.support.hosts.network import Host, Network
 from triptych_cache_store.testing import write_fabric_key
-from triptych_common.bus import AsyncBus
 from triptych_common.protocol.store import Evict
 
 MIB = 1 << 20
@@ -37,24 +36,18 @@ async def measure(num_entries: int, repeats: int, rate_bits: int | None) -> dict
     """Bytes a second of each way, in the order of the repeats; the first of each is a warm-up."""
     found: dict[str, list[float]] = {}
     with _opened(num_entries, rate_bits) as (network, ends, redis_url):
-        async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
-            gateway = OrderingGateway(bus)
-            reading = asyncio.get_running_loop().create_task(gateway.run())
-            try:
-                for number in range(repeats + 1):
-                    rates = {
-                        way: await _agents(gateway, near, far, num_entries, number)
-                        for way, (near, far) in ends.items()
-                    }
-                    rates["socket"] = await asyncio.to_thread(_bare, network, num_entries * ENTRY_BYTES)
-                    if shutil.which("iperf3"):
-                        rates["iperf3"] = await asyncio.to_thread(_iperf3, network, num_entries * ENTRY_BYTES)
-                    if number:
-                        for way, rate in rates.items():
-                            found.setdefault(way, []).append(rate)
-            finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+        async with ordering_gateway(redis_url) as gateway:
+            for number in range(repeats + 1):
+                rates = {
+                    way: await _agents(gateway, near, far, num_entries, number)
+                    for way, (near, far) in ends.items()
+                }
+                rates["socket"] = await asyncio.to_thread(_bare, network, num_entries * ENTRY_BYTES)
+                if shutil.which("iperf3"):
+                    rates["iperf3"] = await asyncio.to_thread(_iperf3, network, num_entries * ENTRY_BYTES)
+                if number:
+                    for way, rate in rates.items():
+                        found.setdefault(way, []).append(rate)
     return found
 
 
@@ -65,9 +58,9 @@ def _opened(
     """The two hosts, their agents by way, Redis' URL."""
     region_bytes = (num_entries + 2) * ENTRY_BYTES
     ways = {"agent": "tcp"}
-    if importlib.util.find_spec("nixl") is not None:
+    if HAS_NIXL:
         ways["nixl"] = "nixl"
-        os.environ |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}  # not by this machine's memory
+        os.environ |= UCX_BETWEEN_HOSTS
     with ExitStack() as stack:
         network = stack.enter_context(Network(["a", "b", CONTROL]))
         server = stack.enter_context(control_redis(network[CONTROL]))
@@ -84,7 +77,7 @@ def _opened(
                 FABRIC_PORT + list(ways).index(way),
                 f"--fabric-key-file={key_file}",
                 f"--fabric-listen-host={network[host].address}",
-                f'--fabric-transports=["{ways[way]}"]',
+                transports_option(ways[way]),
                 region_bytes=region_bytes,
             )
             stack.callback(end.close)

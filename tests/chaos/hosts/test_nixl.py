@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import random
 import shutil
 import tempfile
@@ -12,19 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.fabric.fabric_host import FabricHost
-from tests.support.fabric.orders import OrderingGateway, completed
+from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway
+from tests.support.fabric.transports import HAS_NIXL, UCX_BETWEEN_HOSTS, transports_option
 from tests.support.hosts.control_redis import ControlRedis, control_redis
 from tests.support.hosts.namespaces import require_namespaces
 from tests.support.hosts.network import Network
-from tests.support.waiting import until_async
 from triptych_cache_store.testing import write_fabric_key
-from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import FabricTransport
 
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.long,  # agents with NIXL take seconds to start
-    pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed"),
+    pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed"),
 ]
 
 MIB = 1 << 20
@@ -52,9 +50,8 @@ def redis(network: Network) -> Iterator[ControlRedis]:
 
 @pytest.fixture(autouse=True)
 def _network_of_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by this machine's memory, which hosts do not share."""
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
+    for name, value in UCX_BETWEEN_HOSTS.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def make_host(network: Network, redis: ControlRedis, run_dir: Path) -> Iterator[
                 f"--fabric-key-file={key_file}",
                 f"--fabric-listen-host={network[name].address}",
                 "--fabric-progress-timeout-s=2",
-                '--fabric-transports=["nixl", "tcp"]',
+                transports_option("nixl", "tcp"),
                 *options,
             )
             stack.callback(host.close)
@@ -90,13 +87,8 @@ def make_host(network: Network, redis: ControlRedis, run_dir: Path) -> Iterator[
 
 @pytest.fixture
 async def gateway(redis: ControlRedis) -> AsyncIterator[OrderingGateway]:
-    async with await AsyncBus.connect(redis.url, "test", client_name="gateway-0") as bus:
-        ordering = OrderingGateway(bus)
-        reading = asyncio.get_running_loop().create_task(ordering.run())
+    async with ordering_gateway(redis.url) as ordering:
         yield ordering
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
 
 
 async def test_between_hosts(make_host: MakeHost, gateway: OrderingGateway) -> None:
@@ -135,7 +127,7 @@ async def test_nixl_that_gets_stuck_in_the_middle(
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await until_async(lambda: asyncio.to_thread(target.is_being_written, HASH), LIMIT_S)
+    await target.wait_being_written(HASH, LIMIT_S)
     near, far = str(network["a"].address), network["b"].namespace
     of_agents = ("!", "--dport", str(PORT), "-j", "DROP")
     far.run("iptables", "-A", "INPUT", "-s", near, "-p", "tcp", *of_agents)

@@ -3,4 +3,5 @@
 authority     certificates of agents
 fabric_host   a store, its agent, and a session that encodes or consumes there
 orders        the gateway: sends orders, and waits for what comes of them
+transports    by which agents send, and whether NIXL is there
 """

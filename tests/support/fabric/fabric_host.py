@@ -1,10 +1,11 @@
 """A store with its fabric agent, and a session beside them that encodes or consumes."""
 
+import asyncio
 import signal
 from pathlib import Path
 
 from tests.support.leftovers import store_leftovers
-from tests.support.waiting import wait_until
+from tests.support.waiting import until_async, wait_until
 from triptych_cache_store.testing import FabricProcess, PushLog, StoreProcess
 from triptych_common.protocol.store import (
     Cancel,
@@ -110,6 +111,9 @@ class FabricHost:
     def is_being_written(self, mm_hash: str) -> bool:
         reply = self.pin_or_watch(mm_hash)
         return isinstance(reply, Watching) and reply.writing
+
+    async def wait_being_written(self, mm_hash: str, timeout_s: float = 15.0) -> None:
+        await until_async(lambda: asyncio.to_thread(self.is_being_written, mm_hash), timeout_s)
 
     def wait_no_leftovers(self, timeout_s: float = 15.0) -> None:
         """Nothing is reserved, pinned or watched."""

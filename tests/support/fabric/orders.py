@@ -2,6 +2,8 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from tests.support.fabric.fabric_host import FabricHost
 from triptych_common.bus import AsyncBus
@@ -16,6 +18,20 @@ from triptych_common.protocol.transfers import (
 )
 
 Result = TransferCompleted | TransferFailed
+
+
+@asynccontextmanager
+async def ordering_gateway(redis_url: str) -> "AsyncIterator[OrderingGateway]":
+    """One that reads results until the block ends."""
+    async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
+        gateway = OrderingGateway(bus)
+        reading = asyncio.get_running_loop().create_task(gateway.run())
+        try:
+            yield gateway
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
 
 
 class OrderingGateway:

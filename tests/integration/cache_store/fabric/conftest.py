@@ -1,31 +1,23 @@
 """Hosts with a store and an agent each, a gateway that orders, a real Redis."""
 
-import asyncio
-import contextlib
-import importlib.util
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.fabric.fabric_host import FabricHost
-from tests.support.fabric.orders import OrderingGateway
+from tests.support.fabric.orders import OrderingGateway, ordering_gateway
+from tests.support.fabric.transports import HAS_NIXL, transports_option
 from tests.support.waiting import free_port
 from triptych_cache_store.testing import write_fabric_key
-from triptych_common.bus import AsyncBus
 
 MakeHost = Callable[..., FabricHost]
-needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
+needs_nixl = pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")
 ALL_TRANSPORTS = ["tcp", "redis", pytest.param("nixl", marks=needs_nixl)]
 by_each_transport = pytest.mark.parametrize("transport", ALL_TRANSPORTS, indirect=True)
 by_each_transport_in_time = pytest.mark.parametrize(  # agents with NIXL take seconds to start
     "transport", ["tcp", "redis", pytest.param("nixl", marks=[needs_nixl, pytest.mark.long])], indirect=True
 )
-
-
-def transports_option(*transports: str) -> str:
-    return f"--fabric-transports={json.dumps(transports)}"
 
 
 @pytest.fixture
@@ -76,10 +68,5 @@ def make_host(run_dir: Path, redis_url: str, key_file: Path, transport: str) -> 
 
 @pytest.fixture
 async def gateway(redis_url: str) -> AsyncIterator[OrderingGateway]:
-    async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
-        ordering = OrderingGateway(bus)
-        reading = asyncio.get_running_loop().create_task(ordering.run())
+    async with ordering_gateway(redis_url) as ordering:
         yield ordering
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading

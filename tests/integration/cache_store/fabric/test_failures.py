@@ -11,9 +11,7 @@ from tests.integration.cache_store.fabric.conftest import (
     by_each_transport,
     by_each_transport_in_time,
 )
-from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
-from tests.support.waiting import until_async
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.transfers import TransferFailureKind
 
@@ -23,15 +21,11 @@ DATA = random.Random(1).randbytes(6 * MIB)
 SLOW = f"--fabric-max-rate={2 * MIB}"  # a transfer of DATA takes three seconds
 
 
-async def wait_being_written(target: FabricHost, mm_hash: str = HASH) -> None:
-    await until_async(lambda: asyncio.to_thread(target.is_being_written, mm_hash), 15.0)
-
-
 async def test_target_killed(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     target.kill_agent()
     assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.UNREACHABLE
     lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
@@ -49,7 +43,7 @@ async def test_source_killed(make_host: MakeHost, gateway: OrderingGateway) -> N
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     source.kill_agent()
     lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
     assert lost.kind == "writer_lost"
@@ -65,7 +59,7 @@ async def test_target_stops(make_host: MakeHost, gateway: OrderingGateway) -> No
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     target.agent.send_signal(signal.SIGSTOP)
     assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.UNREACHABLE
     source.wait_no_leftovers()
@@ -80,7 +74,7 @@ async def test_source_stops(make_host: MakeHost, gateway: OrderingGateway) -> No
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     source.agent.send_signal(signal.SIGSTOP)
     lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
     assert lost.kind == "writer_lost"
@@ -95,7 +89,7 @@ async def test_a_store_restarts(make_host: MakeHost, gateway: OrderingGateway, s
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     host = source if side == "source" else target
     generation = host.session.welcome.generation
     await asyncio.to_thread(host.store.stop, signal.SIGKILL)
@@ -116,7 +110,7 @@ async def test_the_own_store_is_replaced(make_host: MakeHost, gateway: OrderingG
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     await asyncio.to_thread(target.store.stop)  # a clean end removes the region
     await asyncio.to_thread(target.store.start)
     process = target.agent.process
@@ -130,7 +124,7 @@ async def test_a_drain_finishes_what_runs(make_host: MakeHost, gateway: Ordering
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     assert await asyncio.to_thread(source.agent.stop) == 0
     completed(await asyncio.wait_for(result, 5))
     assert "fabric-a" not in {each.instance for each in await gateway.list_instances()}
@@ -140,7 +134,7 @@ async def test_a_drain_is_bounded(make_host: MakeHost, gateway: OrderingGateway)
     source, target = make_host("a", SLOW, "--drain-timeout-s=0.2"), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     assert await asyncio.to_thread(source.agent.stop) == 0
     assert failed(await asyncio.wait_for(result, 5)) is TransferFailureKind.UNREACHABLE
     source.wait_no_leftovers()
@@ -152,7 +146,7 @@ async def test_urgent_entries_pass_a_long_one(make_host: MakeHost, gateway: Orde
     small = f"{2:064x}"
     source.encode(small, b"ab" * 1000)
     long = await gateway.order(source, target, HASH, encode_class=EncodeClass.BATCH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     urgent = await gateway.order(source, target, small)
     completed(await asyncio.wait_for(urgent, 10))
     assert not long.done()

@@ -1,19 +1,16 @@
 """A transport that fails is followed by the next one that both agents have: the order comes true."""
 
 import asyncio
-import random
 
-from tests.integration.cache_store.fabric.conftest import MakeHost, transports_option
-from tests.integration.cache_store.fabric.test_failures import wait_being_written
+from tests.integration.cache_store.fabric.conftest import MakeHost
+from tests.integration.cache_store.fabric.test_failures import DATA, HASH, SLOW
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.fabric.transports import transports_option
 from tests.support.faults.tcp_proxy import TcpProxy
 from triptych_common.protocol.messages import FabricTransport
 from triptych_common.protocol.transfers import TransferFailureKind
 
-MIB = 1 << 20
-DATA = random.Random(1).randbytes(6 * MIB)
-HASH, OTHER = f"{1:064x}", f"{2:064x}"
-SLOW = f"--fabric-max-rate={2 * MIB}"  # a transfer of DATA takes three seconds
+OTHER = f"{2:064x}"
 ELSEWHERE = "127.0.0.2"  # nothing listens there
 
 
@@ -39,7 +36,7 @@ async def test_a_link_that_is_lost_in_the_middle(make_host: MakeHost, gateway: O
     source.encode(HASH, DATA)
     with TcpProxy(target.port, host=ELSEWHERE, port=target.port) as proxy:
         result = await gateway.order(source, target, HASH)
-        await wait_being_written(target)
+        await target.wait_being_written(HASH)
         assert proxy.num_connections == 1
         await asyncio.to_thread(proxy.cut)
         assert completed(await asyncio.wait_for(result, 20)).transport is FabricTransport.REDIS

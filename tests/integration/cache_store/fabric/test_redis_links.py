@@ -16,10 +16,10 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.cache_store.fabric.conftest import MakeHost, transports_option
+from tests.integration.cache_store.fabric.conftest import MakeHost
 from tests.integration.cache_store.fabric.test_authentication import Authority
-from tests.integration.cache_store.fabric.test_failures import wait_being_written
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.fabric.transports import transports_option
 from tests.support.waiting import until_async, wait_until
 from triptych_cache_store.fabric.wire.redis_channel import WINDOW_BYTES
 from triptych_common.protocol.names import StreamNames
@@ -102,7 +102,7 @@ async def test_a_target_that_hangs_bounds_what_is_in_redis(
     (stream,) = link_keys(raw, "target")
     source.encode(OTHER, random.Random(2).randbytes(32 * MIB))
     result = await gateway.order(source, target, OTHER)
-    await wait_being_written(target, OTHER)
+    await target.wait_being_written(OTHER)
     target.agent.send_signal(signal.SIGSTOP)
     seen = [0]
 
@@ -122,7 +122,7 @@ async def test_redis_away_for_a_while(
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     await asyncio.to_thread(own_redis.stop)
     lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
     assert lost.kind == "writer_lost", "nothing stays reserved meanwhile"
@@ -143,7 +143,7 @@ async def test_who_has_redis_alone_writes_nothing(
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     (stream,) = link_keys(raw, "target")
     raw.xadd(stream, {b"e": bytes(9) + b"\2" + bytes(15) + b"evil" * 4 + bytes(32)})
     assert failed(await asyncio.wait_for(result, 15)) is TransferFailureKind.UNREACHABLE

@@ -1,20 +1,18 @@
 """A sentinel tells agents and a gateway which Redis is the primary: transfers go on at a new one."""
 
 import asyncio
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cache_store.fabric.conftest import MakeHost
-from tests.integration.cache_store.fabric.test_failures import SLOW, wait_being_written
+from tests.integration.cache_store.fabric.test_failures import DATA, HASH, SLOW
 from tests.support.fabric.orders import OrderingGateway, completed
 from tests.support.faults.redis_pair import Pair, running_pair, sentinel_of
 from tests.support.waiting import until_async
 
-HASH, OTHER = f"{1:064x}", f"{2:064x}"
-DATA = random.Random(1).randbytes(6 << 20)
+OTHER = f"{2:064x}"
 LIMIT_S = 40.0
 AGENTS = {"fabric-a", "fabric-b"}
 
@@ -66,7 +64,7 @@ async def test_a_transfer_that_is_under_way(
     source, target = make_host("a", SLOW), make_host("b")
     source.encode(HASH, DATA)
     result = await gateway.order(source, target, HASH)
-    await wait_being_written(target)
+    await target.wait_being_written(HASH)
     await lose_the_primary(pair, gateway)
     assert completed(await asyncio.wait_for(result, LIMIT_S)).num_bytes == len(DATA)
     assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA

@@ -11,9 +11,10 @@ import pytest
 
 from tests.conftest import embedded_redis
 from tests.integration.cache_store.conftest import SHARED_MEMORY
-from tests.integration.cache_store.fabric.conftest import ALL_TRANSPORTS, transports_option
+from tests.integration.cache_store.fabric.conftest import ALL_TRANSPORTS
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.fabric.transports import transports_option
 from tests.support.waiting import free_port, until_async
 from triptych_cache_store.testing import write_fabric_key
 from triptych_common.protocol.store import Watching

@@ -43,6 +43,7 @@ class FakeLink:
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.num_offers = 0
+        self.is_lost = False
         self.retired = asyncio.Event()
         self._on_closed = arguments[4]
         self.is_open = transport not in self.failing
@@ -52,13 +53,13 @@ class FakeLink:
             self.opened.set_exception(self.failing[transport])
 
     def lose(self) -> None:
-        self.is_open = False
-        self._on_closed(self, is_lost=True)
+        self.is_open, self.is_lost = False, True
+        self._on_closed(self)
 
     def close(self) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
-            self._on_closed(self, is_lost=False)
+            self._on_closed(self)
 
     def close_when_idle(self) -> None:
         self.retired.set()

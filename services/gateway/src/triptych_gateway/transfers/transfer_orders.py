@@ -209,7 +209,7 @@ class TransferOrders:
             self._advance(transfer)
         elif state is TransferState.WAITING and transfer.due_at == NEVER:
             self._advance(transfer)
-        elif is_lost and not self._fabric.has_several_ways(transfer.source, target):  # else a link, perhaps
+        elif is_lost and not self._fabric.has_several_ways(transfer.source, target):  # else it goes on
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
         return transfer.state is TransferState.ORDERED or transfer.due_at < NEVER

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.outbox import EntryOutbox
@@ -50,12 +49,6 @@ class LinkedOffer:
                 future.exception()  # retrieved: perhaps nobody waits for this one
 
 
-class OnClosed(Protocol):
-    """`is_lost`: it was neither ended here nor refused."""
-
-    def __call__(self, link: "TargetLink", *, is_lost: bool) -> None: ...
-
-
 class TargetLink:
     """One connection to the agent of the store `target`. `opened` fails where it does not come to that."""
 
@@ -67,7 +60,7 @@ class TargetLink:
         greet: Callable[[FabricChannel], None],
         rate: RateLimit,
         progress_timeout_s: float,
-        on_closed: OnClosed,
+        on_closed: Callable[["TargetLink"], None],
         open_writes: Callable[[], RegionWrites] | None = None,
     ) -> None:
         """`open_writes`: with NIXL."""
@@ -77,6 +70,7 @@ class TargetLink:
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.is_open = False
+        self.is_lost = False  # once it is closed: neither ended here nor refused
         self._is_retired = False
         self._numbers = itertools.count(1)
         self._offers: dict[int, LinkedOffer] = {}
@@ -190,8 +184,8 @@ class TargetLink:
         self.closed.set_result(None)
         for number in list(self._going):
             self._on_gone(number)
-        is_refused = isinstance(error, LinkRefusedError)
-        self._on_closed(self, is_lost=error is not None and not is_refused)
+        self.is_lost = error is not None and not isinstance(error, LinkRefusedError)
+        self._on_closed(self)
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

@@ -67,11 +67,8 @@ class TargetLinks:
 
     def transport_to(self, target: str) -> FabricTransport:
         """Of the link that is up, or would be made."""
-        link, known = self._links.get(target), self._known.get(target)
-        if link is not None:
-            return link.transport
-        chosen = None if known is None else self._choice.choose(target, known, time.monotonic())
-        return chosen or self._choice.best
+        link = self._links.get(target)
+        return link.transport if link is not None else self._choose(target) or self._choice.best
 
     def has_other_way(self, target: str) -> bool:
         """Whether there is a transport to it that has not just failed."""
@@ -115,9 +112,13 @@ class TargetLinks:
         return link if link is not None and link.is_open else None
 
     def _has_better(self, link: TargetLink) -> bool:
-        known = self._known.get(link.target)
-        chosen = None if known is None else self._choice.choose(link.target, known, time.monotonic())
+        chosen = self._choose(link.target)
         return chosen is not None and self._choice.is_better(chosen, link.transport)
+
+    def _choose(self, target: str) -> FabricTransport | None:
+        """By the record that was seen last."""
+        known = self._known.get(target)
+        return None if known is None else self._choice.choose(target, known, time.monotonic())
 
     def _start_dialling(self, target: str) -> "asyncio.Task[TargetLink]":
         task = self._dialling.get(target)
@@ -134,9 +135,9 @@ class TargetLinks:
             if earlier is not None and earlier is not task.result():
                 earlier.close_when_idle()
 
-    def _on_closed(self, life: Life, link: TargetLink, *, is_lost: bool) -> None:
+    def _on_closed(self, life: Life, link: TargetLink) -> None:
         self._all.discard(link)
-        if is_lost:
+        if link.is_lost:
             self._choice.on_failed(link.target, life, link.transport, time.monotonic())
         if self._links.get(link.target) is link:
             del self._links[link.target]

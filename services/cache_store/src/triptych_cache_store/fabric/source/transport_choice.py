@@ -25,45 +25,41 @@ class TransportChoice:
         """`transports`: best first."""
         self.best = transports[0]
         self._rank = {each: rank for rank, each in enumerate(transports)}
-        self._lives: dict[str, Life] = {}
-        self._failed_at: dict[str, dict[FabricTransport, float]] = {}
+        self._failed_at: dict[str, tuple[Life, dict[FabricTransport, float]]] = {}  # by target
 
     def choose(self, target: str, agent: InstanceRecord, now: float) -> FabricTransport | None:
         """The best that has not just failed; if all have, the one that failed first. None: none in common."""
-        self._follow(target, agent)
-        failed_at = self._failed_at[target]
-
-        def tried_at(transport: FabricTransport) -> float:
-            at = failed_at.get(transport)
-            return float("-inf") if at is None or now - at >= AVOID_S else at
-
-        return min(self._common(agent), key=tried_at, default=None)  # the first of equals
+        avoided = self._avoided(target, agent, now)
+        # Of equals `min` takes the first.
+        return min(self._common(agent), key=lambda each: avoided.get(each, float("-inf")), default=None)
 
     def num_left(self, target: str, agent: InstanceRecord, now: float) -> int:
         """How many that both have have not just failed."""
-        self._follow(target, agent)
-        failed_at = self._failed_at[target]
-        return sum(each not in failed_at or now - failed_at[each] >= AVOID_S for each in self._common(agent))
+        avoided = self._avoided(target, agent, now)
+        return sum(each not in avoided for each in self._common(agent))
 
     def on_failed(self, target: str, life: Life, transport: FabricTransport, now: float) -> None:
         """A link to the agent in that life did not come about by it, or was lost."""
-        if self._lives.get(target) == life:
-            self._failed_at[target][transport] = now
+        known_life, failed_at = self._failed_at.get(target, (None, {}))
+        if known_life == life:
+            failed_at[transport] = now
 
     def is_better(self, transport: FabricTransport, other: FabricTransport) -> bool:
         return self._rank[transport] < self._rank[other]
 
     def forget(self, target: str) -> None:
         """It is not registered any more."""
-        self._lives.pop(target, None)
         self._failed_at.pop(target, None)
 
     def _common(self, agent: InstanceRecord) -> list[FabricTransport]:
         theirs = () if agent.fabric is None else agent.fabric.transports
         return [each for each in self._rank if each in theirs]
 
-    def _follow(self, target: str, agent: InstanceRecord) -> None:
+    def _avoided(self, target: str, agent: InstanceRecord, now: float) -> dict[FabricTransport, float]:
+        """Those that have just failed with the agent in its present life, and when."""
         life = life_of(agent)
-        if self._lives.get(target) != life:
-            self._lives[target] = life
-            self._failed_at[target] = {}
+        known_life, failed_at = self._failed_at.get(target, (None, {}))
+        if known_life != life:
+            failed_at = {}
+            self._failed_at[target] = life, failed_at
+        return {transport: at for transport, at in failed_at.items() if now - at < AVOID_S}

@@ -108,12 +108,11 @@ class InstanceState:
 
     def num_requests(self, now: float) -> int:
         """In flight there, of all gateways, as far as it is known."""
-        is_known = now - self._announced_at < LOAD_TTL_S
-        return self.num_in_flight + (self._num_others if is_known else 0)
+        return self.num_in_flight + (self._num_others if self._is_load_known(now) else 0)
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
         """For one choice."""
-        load = record.load if now - self._announced_at < LOAD_TTL_S else None
+        load = record.load if self._is_load_known(now) else None
         return Candidate(
             record,
             num_requests=self.num_requests(now),
@@ -125,3 +124,7 @@ class InstanceState:
             holds_item=self._sent.items.holds,
             used_adapter=self._sent.adapters.holds,
         )
+
+    def _is_load_known(self, now: float) -> bool:
+        """Its last announcement is not long ago."""
+        return now - self._announced_at < LOAD_TTL_S
