@@ -17,7 +17,7 @@ BATCHES: Table = {
             "logprobs": {"messages": _CHATS, "logprobs": True},
             "one chat": {"messages": [[USER]]},
             "priority": {"messages": _CHATS, "priority": 4},
-            "streamed": {"messages": [[USER]], "stream": True},
+            "not streamed": {"messages": [[USER]], "stream": False},
             "tools": {"messages": [[USER]], "tools": [TOOL]},
             "empty": {"messages": []},
             "negative temperature": {"messages": _CHATS, "temperature": -1},
@@ -29,6 +29,13 @@ BATCHES: Table = {
         {"unknown model": {"messages": _CHATS, "model": "other"}},
         chat.GREEDY,
         own_words=True,
+    ),
+    **table(
+        "/v1/chat/completions/batch",
+        {"streamed": {"messages": [[USER]], "stream": True}},
+        chat.GREEDY,
+        own_status=400,
+        why="vLLM does not stream here, and answers with what its last step or steps had",
     ),
 }
 TOKENS: Table = {

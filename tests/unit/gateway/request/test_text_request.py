@@ -165,6 +165,15 @@ def test_placeholders_are_refused_in_every_input(endpoint: Endpoint) -> None:
             assert param.startswith(name)
 
 
+def test_streams_are_refused_where_vllm_would_lose_tokens() -> None:
+    chats = [[{"role": "user", "content": "a"}]]
+    path = "/v1/chat/completions/batch"
+    assert refusal(path, messages=chats, stream=True) == (400, "unsupported", "stream")
+    assert not parse(path, messages=chats, stream=False).stream
+    assert parse("/v1/completions", prompt="a", stream=True).stream
+    assert not parse("/v1/embeddings", input="a", stream=True).stream  # vLLM passes over it
+
+
 def test_placeholders_of_an_instance_that_was_not_known_yet() -> None:
     request = parse("/v1/completions", prompt="a <video>")
     request.check_placeholders(["<image>", "<audio>"])

@@ -92,6 +92,7 @@ def parse_text_request(
     for name in endpoint.inputs:
         _check_input(fields.get(name), name, limits.max_messages)
     _check_numbers(fields, body, endpoint, limits)
+    _check_stream(body, endpoint)
     if len(raw) > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
     is_computed = endpoint.is_computed
@@ -190,6 +191,12 @@ def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, l
     if endpoint.kind is EndpointKind.POOL and fields.get("encoding_format") == "bytes":
         message = "encoding_format bytes is not served; bytes_only is"
         raise RequestError(400, "unsupported", message, "encoding_format")
+
+
+def _check_stream(body: TextBody, endpoint: Endpoint) -> None:
+    """vLLM does not refuse it for a batch of chats: it then answers with the last tokens alone."""
+    if body.stream and endpoint.kind is EndpointKind.GENERATE and not endpoint.streams:
+        raise RequestError(400, "unsupported", f"{endpoint.path} does not stream", "stream")
 
 
 def _num_inputs(value: Any) -> int:
