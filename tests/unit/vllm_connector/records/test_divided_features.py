@@ -90,9 +90,10 @@ def test_pieces_of_other_rows_are_refused_before_the_engine_sees_them(pieces: tu
 
 
 def test_an_engine_that_encodes_nothing_gets_no_pixels() -> None:
-    data = MultiModalKwargsItem({"pixel_values": ELEMENT, "image_grid_thw": ELEMENT})
+    fields = ("pixel_values", "image_grid_thw", "second_per_grid_ts")
+    data = MultiModalKwargsItem(dict.fromkeys(fields, ELEMENT))
     feature = MultiModalFeatureSpec(data, "image", IMAGE, PlaceholderRange(offset=1, length=3), IMAGE)
     stripped = MetadataOnly({"image": {"image_grid_thw"}}.__getitem__).strip(feature)
-    assert list(stripped.data) == ["image_grid_thw"]
+    assert list(stripped.data) == ["image_grid_thw", "second_per_grid_ts"]
     assert (stripped.identifier, stripped.mm_position) == (feature.identifier, feature.mm_position)
-    assert list(feature.data) == ["pixel_values", "image_grid_thw"]
+    assert tuple(feature.data) == fields

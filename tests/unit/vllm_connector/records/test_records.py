@@ -33,7 +33,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM's models warns,
     from triptych_vllm_connector.records import positions
     from triptych_vllm_connector.records.packing import NotRecordableError
     from triptych_vllm_connector.records.positions import PositionCheck, outline_of
-    from triptych_vllm_connector.records.recording import record_of
+    from triptych_vllm_connector.records.recording import MAX_UNDECLARED_BYTES, record_of
     from triptych_vllm_connector.records.replaying import RecordedItems
 
 PAD, START = 7, 5
@@ -196,3 +196,12 @@ def test_a_check_that_another_thread_gives_up_meanwhile_refuses_nothing(
 def test_a_missing_grid_is_refused(qwen: PositionCheck) -> None:
     with pytest.raises(ValueError, match="fields"):
         recorded(item_record(4), check=qwen).get_and_update_item(None, HASH)
+
+
+def test_a_large_field_that_nothing_is_known_of_is_no_part_of_a_record() -> None:
+    pixels = torch.zeros(MAX_UNDECLARED_BYTES // 4 + 1)
+    for field, declared in ((ON_CPU, ()), (MultiModalBatchedField(), ("patches",))):
+        record_of(MultiModalKwargsItem({"patches": element(pixels, field)}), [update([PAD])], declared)
+    item = MultiModalKwargsItem({"patches": element(pixels, MultiModalBatchedField())})
+    with pytest.raises(NotRecordableError, match="patches"):
+        record_of(item, [update([PAD])], ())

@@ -8,6 +8,7 @@ last item's record.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
     MultiModalBatchedField,
@@ -19,12 +20,16 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
 from triptych_vllm_connector.records.item_cache import ItemCache
+from triptych_vllm_connector.records.item_fields import is_for_language_model
 from triptych_vllm_connector.records.packing import (
     NotRecordableError,
     pack_tensor,
     pack_tokens,
     pack_value,
 )
+
+MAX_UNDECLARED_BYTES = 64 << 10
+"""Of a field that `item_fields` does not name: in a model that is not vLLM's own, it may be media."""
 
 _BATCHING: tuple[tuple[type[BaseMultiModalField], Batching], ...] = (
     (MultiModalBatchedField, Batching.BATCHED),
@@ -72,10 +77,10 @@ class ItemRecorder(ItemCache):
 def record_of(
     item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate], declared: Collection[str]
 ) -> ItemRecord:
-    """What a language model needs of a processed item: never its pixels or samples.
+    """Return the fields of a processed item that the language model reads, and its placeholder.
 
     Args:
-        declared: names of fields that are needed; besides those that vLLM keeps off the GPU.
+        declared: see `is_for_language_model`.
 
     Raises:
         NotRecordableError: the model cannot be served this way.
@@ -86,10 +91,20 @@ def record_of(
         fields=tuple(
             _field(name, element)
             for name, element in sorted(item.items())
-            if element.field.keep_on_cpu or name in declared
+            if is_for_language_model(name, element, declared) and _fits(name, element, declared)
         ),
         updates=tuple(_update(update) for update in updates),
     )
+
+
+def _fits(name: str, element: Any, declared: Collection[str]) -> bool:
+    """Raises NotRecordableError: the field is large, and may be what only the encoder reads."""
+    data, field = element.data, element.field
+    if field.keep_on_cpu or name in declared or not isinstance(data, torch.Tensor):
+        return True
+    if data.nbytes > MAX_UNDECLARED_BYTES:
+        raise NotRecordableError(f"the field {name} of {data.nbytes} bytes, which may be pixels or samples")
+    return True
 
 
 def _field(name: str, element: Any) -> RecordField:

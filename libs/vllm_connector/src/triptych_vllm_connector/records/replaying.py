@@ -6,7 +6,7 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from triptych_common.protocol.item_record import Batching, ItemRecord, Placehold
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
 from triptych_vllm_connector.pieces import divide_feature
 from triptych_vllm_connector.records.item_cache import ItemCache
+from triptych_vllm_connector.records.item_fields import is_for_language_model
 from triptych_vllm_connector.records.item_parts import read_item_urls, request_items
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
@@ -144,8 +145,10 @@ def replay_records(
 
     renderer._mm_processor_cache = cache
     renderer._process_multimodal_async = process_async
-    _let_items_pass(renderer.get_mm_processor().info, cache, are_all_items=renders_media)
-    _divide_items_of(engine.input_processor, MetadataOnly.of_model(model_config) if renders_media else None)
+    info = renderer.get_mm_processor().info
+    _let_items_pass(info, cache, are_all_items=renders_media)
+    metadata_only = MetadataOnly(info.data_parser.placeholder_metadata_fields) if renders_media else None
+    _divide_items_of(engine.input_processor, metadata_only)
     read_item_urls()
     for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
         serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
@@ -157,23 +160,24 @@ def replay_records(
 
 
 class MetadataOnly:
-    """Features without what only an encoder reads. `fields_of(modality)`: what sizes a placeholder."""
+    """Removes from items what only an encoder reads, for an engine that encodes nothing."""
 
-    def __init__(self, fields_of: Callable[[str], set[str]]) -> None:
-        self._fields_of = fields_of
-
-    @classmethod
-    def of_model(cls, model_config: Any) -> "MetadataOnly":
-        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
-
-        return cls(PlaceholderMetadataResolver(model_config).fields_for)
+    def __init__(self, declared_fields: Callable[[str], Collection[str]]) -> None:
+        """`declared_fields`: of a modality, those that vLLM's parser says a language model needs."""
+        self._declared_fields = declared_fields
 
     def strip(self, feature: Any) -> Any:
-        """`feature` is vLLM's `MultiModalFeatureSpec`."""
+        """Return `feature`, vLLM's `MultiModalFeatureSpec`, with the fields of a record (`recording`)."""
         if feature.data is None:
             return feature
-        kept = self._fields_of(feature.modality)
-        data = MultiModalKwargsItem({name: each for name, each in feature.data.items() if name in kept})
+        declared = self._declared_fields(feature.modality)
+        data = MultiModalKwargsItem(
+            {
+                name: element
+                for name, element in feature.data.items()
+                if is_for_language_model(name, element, declared)
+            }
+        )
         return replace(feature, data=data)
 
 
