@@ -1,10 +1,11 @@
 """What a server answers to a family's questions; and a monolithic vLLM, whose answers are the right ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -27,15 +28,20 @@ class TokenAnswer:
     logprobs: tuple[float, ...]  # of each of them
 
 
-def answer_to(server: Server, body: dict[str, Any], timeout_s: float = TIMEOUT_S) -> TokenAnswer:
-    """The answer to a body of `FamilyQuestion.body`.
+def answer_to(
+    server: Server,
+    body: dict[str, Any],
+    timeout_s: float = TIMEOUT_S,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> TokenAnswer:
+    """The answer to a body of `FamilyQuestion.body`; `headers` go with it.
 
     Raises:
         AssertionError: it is an error; the text is the server's.
     """
     reply = httpx.post(
         f"{server.base_url}/chat/completions",
-        json=body, timeout=timeout_s, trust_env=False, headers={"Authorization": "Bearer none"},
+        json=body, timeout=timeout_s, trust_env=False, headers={"Authorization": "Bearer none", **headers},
     )  # fmt: skip
     assert reply.status_code == httpx.codes.OK, f"{reply.status_code}: {reply.text[:2000]}"
     answer = reply.json()

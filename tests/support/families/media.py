@@ -6,6 +6,7 @@ import io
 import tempfile
 import wave
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,27 @@ class VideoShape:
 
 
 @dataclass(frozen=True)
+class TimedVideoShape:
+    """A video whose frames come at a rate of their own, or at times that follow from the seed."""
+
+    width: int  # may be odd
+    height: int
+    duration_s: float
+    frames_per_s: float
+    has_variable_rate: bool = False
+
+    @property
+    def num_frames(self) -> int:
+        return max(round(self.duration_s * self.frames_per_s), 1)
+
+
+@dataclass(frozen=True)
 class AudioShape:
     duration_s: float
     samples_per_s: int
 
 
-Shape = ImageShape | VideoShape | AudioShape
+Shape = ImageShape | VideoShape | TimedVideoShape | AudioShape
 
 SHAPES: dict[MediaKind, tuple[Shape, ...]] = {
     MediaKind.IMAGE: (
@@ -110,6 +126,8 @@ def encoded(shape: Shape, seed: int) -> bytes:
             return _image(shape, rng)
         case VideoShape():
             return _video(shape, rng)
+        case TimedVideoShape():
+            return _timed_video(shape, rng)
         case AudioShape():
             return _audio(shape, rng)
 
@@ -135,6 +153,30 @@ def _video(shape: VideoShape, rng: np.random.Generator) -> bytes:
             writer.write(np.kron(colours, block))
         writer.release()
         return file.read_bytes()
+
+
+def _timed_video(shape: TimedVideoShape, rng: np.random.Generator) -> bytes:
+    """MPEG-4 Part 2, with a time stamp of its own for each frame."""
+    import av  # vLLM's own requirement
+
+    times_ms = np.arange(shape.num_frames) * 1000 / shape.frames_per_s
+    if shape.has_variable_rate:
+        gaps_ms = rng.uniform(0.2, 1.8, shape.num_frames) * 1000 / shape.frames_per_s
+        times_ms = np.cumsum(gaps_ms) - gaps_ms[0]
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        stream = file.add_stream("mpeg4", rate=30)
+        stream.width, stream.height, stream.pix_fmt = shape.width, shape.height, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for number, at_ms in enumerate(times_ms):
+            blocks = rng.integers(0, 256, (VIDEO_BLOCKS, VIDEO_BLOCKS, NUM_CHANNELS), dtype=np.uint8)
+            size = (shape.width, shape.height)
+            pixels = np.asarray(Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST))
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = max(round(at_ms), number), Fraction(1, 1000)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def _audio(shape: AudioShape, rng: np.random.Generator) -> bytes:
