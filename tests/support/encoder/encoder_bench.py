@@ -22,8 +22,7 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
-from triptych_encoder.encoding import PreparedItem
-from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.encoding import EngineFailedError, PreparedItem
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import GatePolicy
@@ -35,6 +34,7 @@ from triptych_encoder.jobs.media_source import MediaSource
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_reservations import StoreReservations
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
 from triptych_vllm_connector.step_orders import WriteOrder
 
 HASH = "a" * 64
@@ -231,7 +231,7 @@ class Bench:
         self.gate = EncodeGate(GatePolicy(encode_batch), self.metrics)
         self.runner = JobRunner(
             self.engine,
-            EngineWatchdog(engine_timeout_s),
+            EngineWatchdog(StallCheck(engine_timeout_s, None), EngineFailedError),
             self.gate,
             CostBudget(PREPARED_PIXELS),
             MediaSource(httpx.AsyncClient(transport=httpx.MockTransport(self._serve)), 1000),

@@ -13,7 +13,6 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import SHM, Cancel, Seal
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
-from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import GatePolicy
@@ -28,6 +27,7 @@ from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
 from triptych_vllm_connector.step_orders import WriteOrder
 
 WIDTH, DTYPE = 4, "float32"
@@ -132,7 +132,7 @@ class EncoderActor:
         self.leases = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
-            EngineWatchdog(ENGINE_TIMEOUT_S),
+            EngineWatchdog(StallCheck(ENGINE_TIMEOUT_S, None), EngineFailedError),
             EncodeGate(GatePolicy(encode_batch=1), METRICS),
             CostBudget(64_000_000),
             MediaSource(None, 1000),  # type: ignore[arg-type]

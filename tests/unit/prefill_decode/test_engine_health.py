@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
+from triptych_vllm_connector.host.engine_watchdog import StallCheck
 
 TIMEOUT_S = 1.0
 
@@ -28,7 +29,7 @@ async def test_an_engine_that_hangs_is_gone() -> None:
     engine = Engine(0, 0, 0.3, 0.3, 0.3, 0.3)
     with pytest.raises(EngineGoneError, match="has not answered"):
         async with asyncio.timeout(10):
-            await watch_answers(engine, interval_s=0, timeout_s=TIMEOUT_S)
+            await watch_answers(engine, StallCheck(TIMEOUT_S, None), interval_s=0)
     assert engine.num_answers == 6
 
 
@@ -40,4 +41,15 @@ async def test_what_the_engine_raises_is_raised() -> None:
             raise DeadError
 
     with pytest.raises(DeadError):
-        await watch_answers(DeadEngine(), interval_s=0, timeout_s=TIMEOUT_S)
+        await watch_answers(DeadEngine(), StallCheck(TIMEOUT_S, None), interval_s=0)
+
+
+async def test_an_engine_that_computes_is_asked_on() -> None:
+    """It needs five times the limit: other programs have the cores."""
+    limit_s, used_s = 0.05, iter([0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+    engine = Engine(5 * limit_s)
+    check = StallCheck(limit_s, lambda: next(used_s, 0.05))
+    with pytest.raises(EngineGoneError, match="computes nothing"):
+        async with asyncio.timeout(10):
+            await watch_answers(engine, check, interval_s=0)
+    assert engine.num_answers == 1

@@ -24,8 +24,7 @@ from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import Encoder, PreprocessLimits
-from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
@@ -47,6 +46,7 @@ from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck, engine_cpu_seconds
 from triptych_vllm_connector.host.namespace import digest_of_model
 from triptych_vllm_connector.host.platform import has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
@@ -154,7 +154,9 @@ class EncoderService:
         self._replies = ReplyReader(bus, names, instance, ledger, store_client)
         self._runner = JobRunner(
             engine,
-            EngineWatchdog(settings.engine_timeout_s),
+            EngineWatchdog(
+                StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu())), EngineFailedError
+            ),
             EncodeGate(GatePolicy(encode_batch(settings)), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),

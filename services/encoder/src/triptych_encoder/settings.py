@@ -33,7 +33,8 @@ class EncoderSettings(DecodingSettings, MetricsSettings):
         default=3, description="a job delivered more often goes to dead-letters"
     )
     engine_timeout_s: PositiveFloat = Field(
-        default=60.0, description="an engine that has work and answers nothing for so long is restarted"
+        default=60.0,
+        description="an engine that neither answers nor computes for so long is restarted (GPU: answers)",
     )
     max_audio_s: PositiveFloat = Field(default=600.0, description="how long audio may last")
     max_audio_bytes: PositiveInt = Field(default=256 << 20, description="of audio's samples, decoded")

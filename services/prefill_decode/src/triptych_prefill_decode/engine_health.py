@@ -7,6 +7,7 @@ import asyncio
 from typing import Protocol
 
 from triptych_common.domain.errors import TriptychError
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
 
 
 class EngineGoneError(TriptychError):
@@ -21,16 +22,14 @@ class AnsweringEngine(Protocol):
         ...
 
 
-async def watch_answers(engine: AnsweringEngine, *, interval_s: float, timeout_s: float) -> None:
-    """Until cancelled.
+async def watch_answers(engine: AnsweringEngine, check: StallCheck, *, interval_s: float) -> None:
+    """Ask the engine every `interval_s` seconds, until cancelled.
 
     Raises:
-        EngineGoneError: no answer within `timeout_s` seconds.
+        EngineGoneError: it has not answered, and hangs.
     """
+    watchdog = EngineWatchdog(check, EngineGoneError)
     while True:
         await asyncio.sleep(interval_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await engine.is_sleeping()
-        except TimeoutError as error:
-            raise EngineGoneError(f"vLLM's engine has not answered for {timeout_s} s") from error
+        async with watchdog.waiting():
+            await engine.is_sleeping()

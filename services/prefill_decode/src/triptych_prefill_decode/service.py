@@ -58,6 +58,7 @@ from triptych_vllm_connector.host.engine_options import (
     check_engine_options,
     prefill_decode_options,
 )
+from triptych_vllm_connector.host.engine_watchdog import StallCheck, engine_cpu_seconds
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
 from triptych_vllm_connector.host.kv_transfer import (
     announced_kv_transfer,
@@ -373,8 +374,7 @@ class PrefillDecodeService:
             EngineGoneError: the engine hangs, or died.
         """
         try:
-            await watch_answers(
-                self.engine, interval_s=ANSWER_CHECK_S, timeout_s=self.settings.engine_timeout_s
-            )
+            check = StallCheck(self.settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu()))
+            await watch_answers(self.engine, check, interval_s=ANSWER_CHECK_S)
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error

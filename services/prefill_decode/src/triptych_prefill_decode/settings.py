@@ -59,7 +59,8 @@ class PrefillDecodeSettings(DecodingSettings):
         default_factory=dict, description="further options of vLLM's KV connector, as a JSON object"
     )
     engine_timeout_s: PositiveFloat = Field(
-        default=60.0, description="an engine that answers nothing for so long is restarted"
+        default=60.0,
+        description="an engine that neither answers nor computes for so long is restarted (GPU: answers)",
     )
     warm_up: bool = Field(
         default=True, description="generate a few tokens before this instance registers: first steps are slow"

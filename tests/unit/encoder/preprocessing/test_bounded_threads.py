@@ -162,3 +162,21 @@ async def test_without_threads_work_fails_and_the_next_is_tried(monkeypatch: pyt
         with pytest.raises(PreprocessFailedError):
             await threads.run(1, lambda: 1)
     assert await threads.run(1, lambda: 2) == 2
+
+
+async def test_time_that_other_programs_have_the_core_does_not_count(
+    gates: list[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock the work has taken ten times its limit, all of it spent in waiting for a core."""
+    limit_s = 0.02
+    threads = BoundedThreads(1, limit_s, LIMIT_S)
+    real, waits = bounded_threads.waited_s, iter([0.02, 0.04, 0.06])
+    monkeypatch.setattr(bounded_threads, "waited_s", lambda thread: next(waits, LIMIT_S))
+    first = asyncio.create_task(threads.run(1, gates[0]))
+    await begun(gates[0])
+    await asyncio.wait({first}, timeout=10 * limit_s)
+    assert not first.done()
+    gates[0].may_end.set()
+    assert await first == "done"
+    assert real(threading.get_native_id()) >= 0
+    assert real(0) == 0  # there is no such thread

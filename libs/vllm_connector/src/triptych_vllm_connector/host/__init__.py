@@ -9,6 +9,7 @@ model_facts             what an engine announces of its model: media that it tak
 image_reader            local encode: the image formats that vLLM's own reader may open
 video_reader            from a video's bytes to its sampled frames, within bounds
 audio_reader            the audio formats that it may open, none of which it guesses
+engine_watchdog         tells an engine that hangs from one that is slow, and ends what waits for it
 platform                what this machine offers: a GPU, the store's region
 budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget
 transport_capabilities  which transports the instance offers

@@ -2,5 +2,4 @@
 
 encode_engine    vLLM: preprocess in this process, encode in vLLM's
 video_pieces     a prepared video as several items of vLLM, each some steps of its grid
-engine_watchdog  ends the host when the engine has work and hangs
 """

@@ -33,7 +33,6 @@ from triptych_encoder.encoding import (
     PreparedItem,
     PreprocessFailedError,
 )
-from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.active_job import ActiveJob, JobState
 from triptych_encoder.jobs.description import ItemPart, item_metadata, parts_of, tensor_spec, write_order
 from triptych_encoder.jobs.encode_gate import EncodeGate
@@ -46,6 +45,7 @@ from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
 from triptych_vllm_connector.step_orders import WriteOrder
 
 log = get_logger(__name__)
@@ -364,7 +364,7 @@ class JobRunner:
         """Seconds that vLLM worked on it."""
         began_at = time.monotonic()
         try:
-            async with self._watchdog.with_job():
+            async with self._watchdog.waiting():
                 await self._engine.encode(held.part.prepared, order)
         except EncodeRefusedError as error:
             if held.is_sealed:  # another encoder made it meanwhile, and the pin of its entry is ours already

@@ -8,12 +8,41 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 
 Result = TypeVar("Result")
+
+
+class _Running:
+    """Measures the time of one thread's work, without the time in which other programs had its core."""
+
+    def __init__(self, started_at: float) -> None:
+        self._started_at = started_at
+        self.thread: int | None = None  # the kernel's id, once it runs
+        self._waited_s = 0.0
+
+    def elapsed_s(self, now: float) -> float:
+        """Return seconds since the start in which the thread ran or slept; `now`: on the loop's clock."""
+        if self.thread is not None:
+            self._waited_s = max(self._waited_s, waited_s(self.thread))
+        return now - self._started_at - self._waited_s
+
+
+def waited_s(thread: int) -> float:
+    """Return the seconds that the thread was ready to run and another one had the core.
+
+    0: the thread has ended, or Linux does not count them.
+    """
+    try:
+        # nanoseconds that it ran, nanoseconds that it waited, slices
+        _, waited_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(waited_ns) / 1e9
 
 
 class BoundedThreads:
@@ -40,7 +69,7 @@ class BoundedThreads:
         self._large_cost = large_cost
         self._limit_s = limit_s
         self._stuck_after_s = stuck_after_s
-        self._running: dict[asyncio.Future[Any], float] = {}  # -> when it started, on the loop's clock
+        self._running: dict[asyncio.Future[Any], _Running] = {}
 
     @property
     def num_running(self) -> int:
@@ -59,25 +88,28 @@ class BoundedThreads:
 
     async def _run(self, cost: int, work: Callable[[], Result]) -> Result:
         held = await self._budget.acquire(cost)
+        running = _Running(asyncio.get_running_loop().time())
         try:
-            future = self._start(work)
+            future = self._start(work, running)
         except RuntimeError as error:
             self._budget.release(held)
             raise PreprocessFailedError("the encoder has no thread for the item") from error
-        self._running[future] = asyncio.get_running_loop().time()
+        self._running[future] = running
         future.add_done_callback(lambda done: self._ended(done, held))
-        done, _ = await asyncio.wait({future}, timeout=self._limit_s)
-        if not done:
-            raise PreprocessFailedError("the item was not preprocessed in time")
-        return future.result()
+        while (left_s := self._limit_s - running.elapsed_s(asyncio.get_running_loop().time())) > 0:
+            done, _ = await asyncio.wait({future}, timeout=left_s)
+            if done:
+                return future.result()
+        raise PreprocessFailedError("the item was not preprocessed in time")
 
     def check(self) -> None:
         """Raises EngineFailedError when a thread is stuck: nothing else would give its share back."""
         now = asyncio.get_running_loop().time()
-        if any(now - started > self._limit_s + self._stuck_after_s for started in self._running.values()):
+        limit_s = self._limit_s + self._stuck_after_s
+        if any(each.elapsed_s(now) > limit_s for each in self._running.values()):
             raise EngineFailedError("preprocessing of an item does not end")
 
-    def _start(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
+    def _start(self, work: Callable[[], Result], running: "_Running") -> "asyncio.Future[Result]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -88,6 +120,7 @@ class BoundedThreads:
                 future.set_exception(error)
 
         def target() -> None:
+            running.thread = threading.get_native_id()
             outcome: tuple[Result | None, BaseException | None]
             try:
                 outcome = (work(), None)

@@ -1,0 +1,134 @@
+"""Tells an engine that hangs from one that is slow, by the CPU time that it uses, and ends what waits for it.
+
+On a machine with other work an engine may need minutes for what takes it a second alone. Ended in the midst
+of that, it is started again for two minutes, and meets the same item afterwards. So the limits of engines on
+a CPU are no wall clocks: an engine without an answer is left alone while its processes compute.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+
+from triptych_common.domain.errors import TriptychError
+
+LEAST_SHARE = 0.01  # of a core: what idle threads of a hanging engine wake for is less
+SPIN_FACTOR = 10
+"""An engine that has computed for so many times its limit, and its longest answer, is in an endless loop."""
+
+UsedSeconds = Callable[[], float]
+
+
+class StallCheck:
+    """Looks at one engine whenever it has not answered for `limit_s` seconds. Has no clock of its own."""
+
+    def __init__(self, limit_s: float, used_s: UsedSeconds | None) -> None:
+        """
+        Args:
+            limit_s: seconds between two looks.
+            used_s: CPU seconds that the engine has used since its start. None: it computes on a GPU, where a
+                host that waits spins; every look without an answer then finds a stalled engine.
+        """
+        self.limit_s = limit_s
+        self._used_s = used_s
+        self._longest_s = 0.0  # CPU time of an answer
+        self._at_answer = self._at_look = used_s() if used_s else 0.0
+
+    def start(self) -> None:
+        """The engine is given something to do, or has answered."""
+        if self._used_s is not None:
+            used_s = self._used_s()
+            self._longest_s = max(self._longest_s, used_s - self._at_answer)
+            self._at_answer = self._at_look = used_s
+
+    def is_stalled(self) -> bool:
+        """Return whether the engine hangs; to be asked after each `limit_s` seconds without an answer."""
+        if self._used_s is None:
+            return True
+        used_s = self._used_s()
+        has_computed = used_s - self._at_look >= LEAST_SHARE * self.limit_s
+        self._at_look = used_s
+        return not has_computed or used_s - self._at_answer > SPIN_FACTOR * max(self.limit_s, self._longest_s)
+
+
+def engine_cpu_seconds(*, on_gpu: bool) -> UsedSeconds | None:
+    """Return a function that sums the CPU seconds of this process's engine, which runs already.
+
+    None: it computes on a GPU (`on_gpu`). An engine starts its processes once: those that are there now are
+    summed, and one that has ended counts as before.
+    """
+    if on_gpu:
+        return None
+    processes = psutil.Process().children(recursive=True)
+    known: dict[int, float] = {}
+
+    def used_s() -> float:
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                known[process.pid] = times.user + times.system
+        return sum(known.values())
+
+    return used_s
+
+
+class EngineWatchdog:
+    """Ends the work that waits for one engine when it hangs: it is as good as dead.
+
+    Its host lives: it stays registered, and an encoder's renews the leases of its jobs. An answer to any of
+    its work shows that an engine is only slow, and so does its CPU time.
+    """
+
+    def __init__(self, check: StallCheck, error: type[TriptychError]) -> None:
+        """`error`: what is raised where the engine hangs."""
+        self._check = check
+        self._error = error
+        self._timers: set[asyncio.Timeout] = set()
+        self._next_look: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """The block ends with the engine's answer.
+
+        Raises:
+            TriptychError: `error`: the engine has answered nothing, and hangs.
+        """
+        try:
+            async with asyncio.timeout(None) as timer:
+                if not self._timers:
+                    self._restart()
+                self._timers.add(timer)
+                try:
+                    yield
+                finally:
+                    self._timers.discard(timer)
+                    self._restart()
+        except TimeoutError as error:
+            raise self._error(
+                f"vLLM's engine has not answered for {self._check.limit_s} s, and computes nothing"
+            ) from error
+
+    def _restart(self) -> None:
+        """Count the time without an answer from now on."""
+        self._check.start()
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(self._check.limit_s, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        if not self._timers:
+            return
+        if not self._check.is_stalled():
+            self._plan_look()
+            return
+        now = asyncio.get_running_loop().time()
+        for timer in self._timers:
+            if not timer.expired():
+                timer.reschedule(now)
