@@ -18,7 +18,7 @@ from tests.support.families.videos import timed_family, video_questions
 from tests.support.real.roles import Instance
 from tests.support.real.system import EXACT, Server, System, running_monolith, running_system
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # one start for all ways of a family
 
 FAMILIES_WITH_TIME = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni", "qwen3_omni")
 EVERY_DAY, NUM_EVERY_DAY = "qwen2_5_vl", 12
