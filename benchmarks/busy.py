@@ -138,6 +138,7 @@ def text_question(text: str) -> Question:
 
 def note(figures: Figures, answer: Answer) -> None:
     if answer.error:
+        print(f"failed: {answer.error}", flush=True)
         figures.failures.append(answer.error)
 
 

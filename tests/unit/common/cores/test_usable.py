@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from triptych_common.cores.usable import num_usable_cores, quota_of, usable_cores
+from triptych_common.cores.usable import is_own_group, num_usable_cores, quota_of, usable_cores
 
 V2 = "0::/system.slice/engine.service\n"
 V1 = "9:name=systemd:/\n4:memory:/box\n3:cpu,cpuacct:/box/inner\n"
@@ -40,3 +40,21 @@ def test_part_of_a_core_counts_for_nothing(num_cores: int, quota: float | None, 
 
 def test_affinity_counts() -> None:
     assert usable_cores() == tuple(sorted(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("autogroups", "own_cgroup", "is_own"),
+    [
+        ("1\n", "0::/\n", True),
+        ("1\n", "4:memory:/box\n1:cpu,cpuacct:/\n0::/\n", True),
+        ("1\n", "1:cpu:/box\n0::/\n", False),
+        ("1\n", "0::/user.slice/user-1000.slice/session-2.scope\n", False),
+        ("0\n", "0::/\n", False),
+        ("", "0::/\n", False),
+        ("1\n", "", False),
+    ],
+)
+def test_a_nice_value_stays_inside_a_session_or_a_container(
+    autogroups: str, own_cgroup: str, is_own: bool
+) -> None:
+    assert is_own_group(autogroups, own_cgroup) is is_own

@@ -1,4 +1,7 @@
-"""Which cores this process may use: its affinity, which a cpuset narrows, and the CPU quota of its cgroup."""
+"""Which cores this process may use: its affinity, which a cpuset narrows, and the CPU quota of its cgroup.
+
+Also whether its priority counts beside other programs.
+"""
 
 import os
 from collections.abc import Callable
@@ -6,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def usable_cores() -> tuple[int, ...]:
@@ -17,6 +21,26 @@ def core_quota() -> float | None:
     """Cores' worth of time that this process and its neighbours in the cgroup get; None: no quota."""
     own = _read(_OWN_CGROUP)
     return None if own is None else quota_of(own, lambda path: _read(_CGROUPS / path))
+
+
+def nice_stays_inside() -> bool:
+    """Return whether a nice value of this process counts among its own session, or container, alone.
+
+    With autogroups, Linux shares a core among sessions first, and `up` gives each service a session of its
+    own. A container is a group in the same way. In any other cgroup a nice value counts beside all programs
+    of it.
+    """
+    return is_own_group(_read(_AUTOGROUPS) or "", _read(_OWN_CGROUP) or "")
+
+
+def is_own_group(autogroups: str, own_cgroup: str) -> bool:
+    """`autogroups`: the text of the kernel's switch; `own_cgroup`: that of /proc/self/cgroup."""
+    paths = {
+        controllers: path
+        for _, controllers, path in (line.split(":", 2) for line in own_cgroup.splitlines() if ":" in line)
+    }
+    found = [path for names, path in paths.items() if "cpu" in names.split(",")] or [paths.get("")]
+    return autogroups.strip() == "1" and found == ["/"]
 
 
 def num_usable_cores(num_cores: int, quota: float | None) -> int:

@@ -3,10 +3,17 @@
 import os
 import threading
 
+import pytest
+
+from triptych_vllm_connector.worker.cores import core_share
 from triptych_vllm_connector.worker.cores.core_share import COMPUTE_NICE, LOWEST_PRIORITY, lower_thread
 
 
-def test_a_lowered_thread_comes_after_others_and_interrupts_none() -> None:
+@pytest.mark.parametrize("stays_inside", [True, False])
+def test_a_thread_comes_after_the_encoders_others_and_never_after_other_programs(
+    stays_inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_share, "nice_stays_inside", lambda: stays_inside)
     found: list[tuple[int, int]] = []
 
     def lower() -> None:
@@ -17,6 +24,5 @@ def test_a_lowered_thread_comes_after_others_and_interrupts_none() -> None:
     thread = threading.Thread(target=lower)
     thread.start()
     thread.join()
-    assert found == [
-        (min(COMPUTE_NICE, LOWEST_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)), os.SCHED_BATCH)
-    ]
+    most = LOWEST_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)
+    assert found == [(min(COMPUTE_NICE, most) if stays_inside else 0, os.SCHED_OTHER)]

@@ -96,6 +96,7 @@ import os, sys, threading
 from pathlib import Path
 from torch import nn
 from triptych_common.cores.board import CoreBoard
+from triptych_common.cores.usable import nice_stays_inside
 from triptych_vllm_connector.worker.cores.core_share import COMPUTE_NICE, CoreShare
 from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
@@ -116,7 +117,9 @@ share = CoreShare("text_first", host[:1], host, CoreBoard.open(Path(sys.argv[1])
 model = nn.Module()
 model.layers = nn.ModuleList([nn.Linear(2, 2)])
 share.watch_layers(model)
-assert {nice(each) for each in (*openmp.team(2), *openmp.team(4))} == {before + COMPUTE_NICE}
+expected = before + COMPUTE_NICE * nice_stays_inside()
+assert {nice(each) for each in (*openmp.team(2), *openmp.team(4))} == {expected}
+assert {os.sched_getscheduler(each) for each in openmp.team(2)} == {os.SCHED_OTHER}
 assert nice(other[2][0]) == before
 other[1].set()
 """

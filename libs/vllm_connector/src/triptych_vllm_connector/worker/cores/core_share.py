@@ -23,7 +23,7 @@ from torch import nn
 from triptych_common.cores.board import CoreBoard, CoreBoardError, board_path
 from triptych_common.cores.plan import CorePolicy, shared_cores, team_size
 from triptych_common.cores.sharing import Work, cores_for
-from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
+from triptych_common.cores.usable import core_quota, nice_stays_inside, num_usable_cores, usable_cores
 from triptych_common.protocol.messages import Compute, Sharing
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
@@ -38,24 +38,20 @@ LOWEST_PRIORITY = 19  # Linux's
 
 
 def lower_thread(thread: int) -> None:
-    """By `COMPUTE_NICE`, and it interrupts no thread when it wakes. 0: the calling one.
+    """Lower a thread by `COMPUTE_NICE` where that counts among the encoder's own threads alone.
 
-    A team's threads wake for every operation: with Linux's usual policy each time at the cost of a thread of
-    the host's that ran. Without privileges the lower priority cannot be taken back.
+    Args:
+        thread: its id in the kernel; 0 is the calling one. Without privileges it cannot be raised again.
+
+    The policy stays: a thread of `SCHED_BATCH` interrupts no program when it wakes. Each operation of a team,
+    which sleeps and wakes thousands of times a second, would wait for the time slices of other programs.
 
     Raises:
         ProcessLookupError: it has ended.
     """
-    lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
-    os.setpriority(os.PRIO_PROCESS, thread, min(lowered, LOWEST_PRIORITY))
-    if os.sched_getscheduler(thread) != os.SCHED_OTHER:
-        return  # it is the user's
-    try:
-        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-    except ProcessLookupError:
-        raise
-    except OSError as error:  # of a container, or a kernel, that has no such policy
-        log.info("compute threads interrupt the host's", reason=str(error))
+    if nice_stays_inside():
+        lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
+        os.setpriority(os.PRIO_PROCESS, thread, min(lowered, LOWEST_PRIORITY))
 
 
 class CoreShare:
