@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,11 +25,33 @@ log = get_logger(__name__)
 INTERVAL_S = 1.0
 TTL_S = 4.0
 MAX_BEATS = 3  # for one that is due
+MAX_TTL_S = 30.0  # of a process that gets a core seldom; when it dies it is missed so late
+NUM_PACED = 60  # heartbeats
 _FORGET_AFTER_S = 3600.0
 
 FORGET, DEREGISTER, CLEAR_INBOXES = (
     load_script(__package__, name) for name in ("forget_instances", "deregister", "clear_inboxes")
 )
+
+
+class BeatPace:
+    """Computes how long a record must live so that a process that is only slow is not taken for dead.
+
+    On a machine with other work a process may get no core for seconds. Its record then outlives such a pause:
+    its time to live grows by twice the longest of the last `NUM_PACED` delays of a heartbeat.
+    """
+
+    def __init__(self, interval_s: float, ttl_s: float) -> None:
+        self._interval_s, self._ttl_s = interval_s, ttl_s
+        self._delays_s: deque[float] = deque(maxlen=NUM_PACED)
+        self._last: float | None = None
+
+    def ttl_s(self, now: float) -> float:
+        """Return the time to live for a heartbeat that is sent at `now`, seconds of any clock."""
+        if self._last is not None:
+            self._delays_s.append(max(now - self._last - self._interval_s, 0.0))
+        self._last = now
+        return min(self._ttl_s + 2 * max(self._delays_s, default=0.0), max(self._ttl_s, MAX_TTL_S))
 
 
 class Registration:
@@ -43,7 +66,7 @@ class Registration:
     ) -> None:
         """`read_fields`: those of the record that change all the time; read for each heartbeat."""
         self._registry = registry
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s  # seconds that the record lives after each heartbeat
         self._read_fields = read_fields
         self._is_registered = False
         self.record = record
@@ -69,7 +92,7 @@ class Registration:
         """Publish the record now."""
         if self._read_fields is not None:
             self.record = self.record.model_copy(update=dict(self._read_fields()))
-        previous = await self._registry.register(self.record, ttl_s=self._ttl_s)
+        previous = await self._registry.register(self.record, ttl_s=self.ttl_s)
         if self._is_registered and previous not in (None, self.record.boot_id):
             log.warning(
                 "another process uses this instance's name", instance=self.record.instance, boot_id=previous
@@ -89,7 +112,7 @@ class Registration:
         loop = asyncio.get_running_loop()
         beats = [loop.create_task(self.beat())]
         pending = set(beats)
-        pause_s = self._ttl_s / (MAX_BEATS + 1)
+        pause_s = self.ttl_s / (MAX_BEATS + 1)
         try:
             while pending:
                 done, pending = await asyncio.wait(
@@ -251,8 +274,10 @@ class Registry:
 
     async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
         instance, num_failures = registration.record.instance, 0
+        pace, loop = BeatPace(interval_s, registration.ttl_s), asyncio.get_running_loop()
         while True:
             await asyncio.sleep(interval_s)
+            registration.ttl_s = pace.ttl_s(loop.time())
             try:
                 await registration.beat_in_time()
             except BusUnavailableError as error:

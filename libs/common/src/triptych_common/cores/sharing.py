@@ -42,8 +42,7 @@ def cores_for(
     """Cores for the next step or layer: the engine's own, and all of `host` that nobody else keeps.
 
     Two that borrow the same idle core share it as the kernel sees fit. `is_late`: a prompt of the step should
-    have been computed before; under `text_first` an encode keeps no core from it, and goes on beside it with
-    the low priority that encoders have there.
+    have been computed before; under `text_first` an encode keeps no core from it, and goes on beside it.
     """
     if policy == "split":
         return own
