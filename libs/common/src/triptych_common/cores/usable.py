@@ -39,7 +39,7 @@ def is_own_group(autogroups: str, own_cgroup: str) -> bool:
         controllers: path
         for _, controllers, path in (line.split(":", 2) for line in own_cgroup.splitlines() if ":" in line)
     }
-    found = [path for names, path in paths.items() if "cpu" in names.split(",")] or [paths.get("")]
+    found = [path for names, path in paths.items() if "cpu" in names.split(",")] or [paths.get("", "")]
     return autogroups.strip() == "1" and found == ["/"]
 
 
