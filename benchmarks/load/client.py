@@ -49,6 +49,8 @@ class Answer:
     error: str = ""
     encode_ms: float | None = None  # the serial proxy's own figure
     request_id: str = ""
+    status: int = 0  # of HTTP; 0: no answer came
+    retry_after_s: float | None = None  # as the server says
 
     @property
     def ttft_ms(self) -> float:
@@ -99,6 +101,9 @@ async def ask(endpoint: Endpoint, question: Question) -> Answer:
         ) as response:
             answer.request_id = response.headers.get("x-request-id", "")
             encode_ms = response.headers.get("x-encode-ms")
+            retry_after = response.headers.get("retry-after")
+            answer.status = response.status
+            answer.retry_after_s = float(retry_after) if retry_after else None
             answer.encode_ms = float(encode_ms) if encode_ms else None
             if response.status != 200:
                 answer.error = f"{response.status}: {(await response.text())[:300]}"

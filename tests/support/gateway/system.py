@@ -1,6 +1,7 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
 import ssl
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,14 @@ import openai
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL, QuietServer, served
+from tests.support.gateway.serving import DIGEST, MODEL, QuietServer, served
 from tests.support.item_records import IMAGE_LIMITS
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
+from triptych_gateway.encode.encode_backlog import Work
+from triptych_gateway.encode.linear_cost import MIN_OBSERVATIONS
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.listeners import protocol_of
 from triptych_gateway.settings import GatewaySettings
@@ -99,6 +102,7 @@ async def opened_system(
         )
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
+        _know_encode_speed(gateway)
         protocol = protocol_of(settings)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
@@ -124,6 +128,7 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
     )
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(run_gateway(settings))
+        _know_encode_speed(gateway)
         protocol = protocol_of(settings)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
@@ -139,3 +144,10 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
         yield replace(system, gateway=gateway, openai=client, http=http, server=server)
+
+
+def _know_encode_speed(gateway: Gateway) -> None:
+    """As if it had seen encodes: no request waits for the first ones."""
+    for modality in Modality:
+        for _ in range(MIN_OBSERVATIONS):
+            gateway.orders.admission.backlog.observe(DIGEST, Work(modality, 1.0), 0.001, time.monotonic())

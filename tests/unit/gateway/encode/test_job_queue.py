@@ -48,17 +48,10 @@ def test_a_new_reading_counts_anew() -> None:
     assert try_admit(queue, FREE) == "admitted"
 
 
-def try_order(queue: JobQueue, flow: str, num_held: dict[str, int], oldest_s: float = 0.0) -> str:
-    try:
-        queue.admit_order(FREE, flow, num_held, oldest_s, 0.0)
-    except RequestError as error:
-        return f"{error.status_code} {error.code}"
-    return "admitted"
-
-
-def test_orders_are_refused_of_the_flow_that_has_too_many_or_waits_too_long() -> None:
+def test_a_flow_answers_for_its_own_orders() -> None:
     queue = JobQueue(10, 30.0)
     held = {"flood": 10}
-    assert try_order(queue, "flood", held) == "429 encode_queue_full"
-    assert try_order(queue, "one", held) == "admitted"
-    assert try_order(queue, "one", {"one": 1}, 30.0) == "429 encode_queue_slow"
+    assert queue.is_full("flood", held)
+    assert not queue.is_full("one", held)
+    assert not queue.is_slow(FREE, held, 29.0, 0.0)
+    assert queue.is_slow(FREE, held, 30.0, 0.0)

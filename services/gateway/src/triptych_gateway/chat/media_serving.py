@@ -327,8 +327,9 @@ class MediaServing:
     async def _wait_sizes(
         self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord
     ) -> None:
-        """A prompt that is too long is refused first, where that is known before the sizes."""
+        """Refused first: what could not be encoded in time, and a prompt whose text alone is too long."""
         media_wait.raise_failure()
+        await self.orders.admission.admit(media_wait, self.orders.items_of(media_wait))
         if request.endpoint.is_computed and self.orders.lacks_job(media_wait):
             await check_prompt_length(
                 self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s

@@ -1,10 +1,8 @@
 """Starts flights for this gateway's requests, handles encoders' messages, and reconciles with Redis.
 
-The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
-order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
-due when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
-lost is sent again, under its own id. Steps are tasks of their own: a client that goes away must not take
-the others' job along.
+The item table is what is needed; a step makes Redis agree with it, one at a time per item. What gets lost
+the next step mends. A step is due when something changed, and every `flight_check_s` for what is unanswered:
+a job that was lost is sent again, under its own id. A client that goes away takes no step along.
 """
 
 import asyncio
@@ -27,6 +25,7 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.admission import EncodeAdmission
 from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s, requesters_of
 from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
 from triptych_gateway.encode.item_queue import ItemQueue
@@ -63,13 +62,13 @@ class EncodeOrders:
         places: ItemPlaces | None = None,  # None: one store is all there is
     ) -> None:
         self._gateway, self._media_cache = gateway, media_cache
-        self.sizes = sizes
-        self.places = places or ItemPlaces(lambda: False)
+        self.sizes, self.places = sizes, places or ItemPlaces(lambda: False)
         self._limits, self._stores, self._metrics = limits, stores, metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
         self.queue, self.table = ItemQueue(window), ItemTable()  # bounded by each other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
         self.flight_requests = FlightRequests(single_flight, limits, stores, self.queue)
+        self.admission = EncodeAdmission(self.flight_requests.job_queue, self.queue, stores)
 
     # ---- a request's side ------------------------------------------------------------------------
     @asynccontextmanager
@@ -86,7 +85,7 @@ class EncodeOrders:
                     self._place_anew(item.mm_hash)
                     self._queue_step(item.mm_hash)
             await self._recall_sizes(media_wait)
-            for known in self._items_of(media_wait):
+            for known in self.items_of(media_wait):
                 if known.sizes is not None:
                     self._metrics.items.labels("sizes_known").inc()
                     media_wait.set_sizes(known.mm_hash, known.sizes)
@@ -101,7 +100,7 @@ class EncodeOrders:
 
     async def _recall_sizes(self, media_wait: MediaWait) -> None:
         """Sizes from before: memory, then the bus (for all items at once)."""
-        unknown = {each.mm_hash for each in self._items_of(media_wait) if each.state is ItemState.UNKNOWN}
+        unknown = {each.mm_hash for each in self.items_of(media_wait) if each.state is ItemState.UNKNOWN}
         found = await self.sizes.find_all(media_wait.mm_hashes, unknown, self._limits.publish_timeout_s)
         for mm_hash, sizes, source in found:
             self._metrics.cache_hits.labels(source.value).inc()
@@ -110,12 +109,12 @@ class EncodeOrders:
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
-        unsized = [each for each in self._items_of(media_wait) if each.mm_hash not in media_wait.sizes]
-        return any(not item.in_flight for item in unsized)
+        items = self.items_of(media_wait)
+        return any(not each.in_flight for each in items if each.mm_hash not in media_wait.sizes)
 
     def awaits_job(self, media_wait: MediaWait) -> bool:
         """Whether a job is in flight for an item that `media_wait` still needs."""
-        return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self._items_of(media_wait))
+        return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self.items_of(media_wait))
 
     def namespace_of(self, item: Item) -> str | None:
         """Of the requests that wait for `item`; None: none does."""
@@ -123,7 +122,7 @@ class EncodeOrders:
 
     def order_missing(self, media_wait: MediaWait) -> None:
         """Order the items of `media_wait` without sizes, in order. It gets them, or a failure."""
-        for item in self._items_of(media_wait):
+        for item in self.items_of(media_wait):
             if item.mm_hash in media_wait.sizes:
                 continue
             if item.sizes is not None:  # came in the meantime
@@ -140,7 +139,7 @@ class EncodeOrders:
 
     def order_all(self, media_wait: MediaWait) -> None:
         """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
-        for item in self._items_of(media_wait):
+        for item in self.items_of(media_wait):
             self._order_item(item, of_request=media_wait.request_id)
 
     def _order_item(
@@ -151,25 +150,25 @@ class EncodeOrders:
         retry_of: FailureKind | None = None,
         only_near: str | None = None,
     ) -> None:
-        """`of_request`: which asks for it, so it may be refused; its jobs are published in order."""
-        job_id, waits = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids)
-        now = time.monotonic()
+        """`of_request`: which asks for it, and whose jobs are published in order."""
+        job_id, waits, now = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids), time.monotonic()
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
-            if of_request is not None:  # what a request needs that was let in is not refused any more
-                refusal = self.flight_requests.refusal(item, waits, job_id)
-                if refusal is not None:
-                    self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
-                    return
+            self.admission.begin_item(item.mm_hash, waits)
             self._queue_step(item.mm_hash, is_of_request=of_request is not None)
             for media_wait in waits:
                 media_wait.note_ordered(item.mm_hash)
+
+    def _end_job(self, mm_hash: MmHash) -> None:
+        self.queue.end_job(mm_hash)
+        self.admission.end_item(mm_hash)
 
     def _note_joined(self, mm_hash: MmHash, media_waits: Iterable[MediaWait]) -> None:
         self._metrics.items.labels("joined").inc()
         for media_wait in media_waits:
             media_wait.note_joined(mm_hash)
 
-    def _items_of(self, media_wait: MediaWait) -> list[Item]:
+    def items_of(self, media_wait: MediaWait) -> list[Item]:
+        """In the order of the prompt."""
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
@@ -199,7 +198,7 @@ class EncodeOrders:
         self._stores.on_metadata(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
-            self.queue.end_job(mm_hash)
+            self._end_job(mm_hash)
             if ordered is not None and ordered.job_id == message.job_id:
                 self._metrics.cache_hits.labels("store").inc()
         for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
@@ -226,8 +225,9 @@ class EncodeOrders:
             if not message.encode_s:
                 self._metrics.cache_hits.labels("store").inc()
         self.places.note_sealed(mm_hash, message.job_id)
+        self.admission.on_completed(message, time.monotonic())
         request_ids = self.table.seal_item(mm_hash)
-        self.queue.end_job(mm_hash)
+        self._end_job(mm_hash)
         self._queue_step(mm_hash)
         item = self.table.get(mm_hash)
         if item is not None and item.sizes is None and request_ids:
@@ -261,7 +261,7 @@ class EncodeOrders:
         self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False
     ) -> None:
         """The job came to nothing. It is ordered once more where that can help, unless `is_final`."""
-        self.queue.end_job(mm_hash)
+        self._end_job(mm_hash)
         self._queue_step(mm_hash)
         waits = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
         media_waits = [each for each in waits if each.needs(mm_hash)]
@@ -324,7 +324,7 @@ class EncodeOrders:
         requesters = requesters_of(mm_hash, media_waits, self._gateway)
         keys = {requester_key(each) for each in requesters}
         if item is None or not item.in_flight:
-            self.queue.end_job(mm_hash)
+            self._end_job(mm_hash)
         if item is not None and item.in_flight and media_waits:
             is_known = item.is_claimed and self.flight_requests.covers(mm_hash, keys)
             if is_check or not is_known:

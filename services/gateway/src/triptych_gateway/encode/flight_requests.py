@@ -16,7 +16,7 @@ from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import FailureKind, Requester, RequesterKey, requester_key
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s
+from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure
 from triptych_gateway.encode.job_queue import READ_INTERVAL_S, JobQueue
@@ -47,7 +47,7 @@ class FlightRequests:
         self._single_flight = single_flight
         self._stores = stores
         self._queue = queue
-        self._job_queue = JobQueue(limits.max_queued_jobs, limits.max_queue_age_s)
+        self.job_queue = JobQueue(limits.max_queued_jobs, limits.max_queue_age_s)
         self._limits = limits
         self._sent: dict[MmHash, _Sent] = {}
 
@@ -86,7 +86,7 @@ class FlightRequests:
             ttl_s=ttl_s,
             stores=self._stores.stores_of(namespace_digest),
             has_encoders=self._stores.has_encoders(namespace_digest),
-            with_backlog=self._job_queue.needs_reading(namespace_digest, time.monotonic()),
+            with_backlog=self.job_queue.needs_reading(namespace_digest, time.monotonic()),
         )
         if claim.backlogs is not None:
             self._note_backlogs(namespace_digest, claim.backlogs)
@@ -97,7 +97,7 @@ class FlightRequests:
         self._stores.note_backlogs(
             namespace_digest, backlogs, self._queue.num_by_store(namespace_digest), now
         )
-        self._job_queue.note_backlog(namespace_digest, whole, now)
+        self.job_queue.note_backlog(namespace_digest, whole, now)
         return whole
 
     async def read_backlog(self, namespace_digest: str) -> Backlog:
@@ -110,20 +110,6 @@ class FlightRequests:
         return self._note_backlogs(
             namespace_digest, await self._single_flight.read_backlogs(namespace_digest, stores)
         )
-
-    def refusal(self, item: Item, media_waits: list[MediaWait], job_id: JobId) -> ItemFailure | None:
-        """Why an order may not wait: too much of its flow does already, or for too long."""
-        now, queue = time.monotonic(), self._queue
-        _, place = place_of(item.mm_hash, media_waits, queue, item.ordered_at)
-        if place is None:
-            return None
-        digest, oldest = place.namespace_digest, queue.oldest_since(place.namespace_digest, place.lane)
-        oldest_s = 0.0 if oldest is None else now - oldest
-        try:
-            self._job_queue.admit_order(digest, place.lane.flow, queue.num_held(digest), oldest_s, now)
-        except RequestError as error:
-            return failed_order(error, job_id)
-        return None
 
     async def run_room_reads(self) -> None:
         """While orders wait for room, read how much there is. Never returns."""
@@ -170,7 +156,7 @@ class FlightRequests:
         lane, limits = self._queue.lane_held(item.mm_hash), self._limits
         job = encode_job(item.mm_hash, claim, media_waits, requesters, lane, token, num_bytes, limits)
         digest, first = job.namespace_digest, media_waits[0]
-        self._job_queue.admit_job(digest)
+        self.job_queue.admit_job(digest)
         place = self._stores.choose(
             digest,
             item.mm_hash,

@@ -36,7 +36,7 @@ class JobQueue:
 
     def __init__(self, max_jobs: int, max_age_s: float) -> None:
         self._max_jobs = max_jobs
-        self._max_age_s = max_age_s
+        self.max_age_s = max_age_s
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     def needs_reading(self, namespace_digest: str, now: float) -> bool:
@@ -47,25 +47,26 @@ class JobQueue:
         """It was read."""
         self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
-    def admit_order(
-        self, namespace_digest: str, flow: str, num_held: Mapping[str, int], oldest_s: float, now: float
-    ) -> None:
-        """Let an order of `flow` wait for its turn, or to be published at once.
+    def is_full(self, flow: str, num_held: Mapping[str, int], num_new: int = 1) -> bool:
+        """Whether too many orders would wait here, and `flow` would have more than its part of them.
 
         Args:
-            num_held: orders that wait at this gateway, by flow.
-            oldest_s: how long the oldest of them has waited that is of this flow and class.
+            num_held: orders that wait, by flow.
+            num_new: orders of `flow` that are to come.
+        """
+        num_total, num_flows = sum(num_held.values()) + num_new, len({*num_held, flow})
+        return num_total > self._max_jobs and num_held.get(flow, 0) + num_new > self._max_jobs // num_flows
 
-        Raises:
-            RequestError: 429, too many orders of this flow wait, or one of it for too long.
+    def is_slow(
+        self, namespace_digest: str, num_held: Mapping[str, int], oldest_s: float, now: float
+    ) -> bool:
+        """Whether an order would wait too long, by those that wait.
+
+        `oldest_s`: how long the oldest order has waited that is of the same flow and class.
         """
         read = self._reads.get(namespace_digest, _Read())
         is_known = now - read.at < READ_HOLDS_S
-        num_flows = len({*num_held, flow})
-        if sum(num_held.values()) >= self._max_jobs and num_held.get(flow, 0) >= self._max_jobs // num_flows:
-            raise _full()
-        if oldest_s >= self._max_age_s or (is_known and num_held and read.oldest_s >= self._max_age_s):
-            raise _slow()
+        return oldest_s >= self.max_age_s or bool(is_known and num_held and read.oldest_s >= self.max_age_s)
 
     def admit_job(self, namespace_digest: str) -> None:
         """Let a job of the namespace be published, of whatever flow.
@@ -73,15 +74,15 @@ class JobQueue:
         Raises:
             RequestError: 429, the stream has a job that no encoder took for too long.
         """
-        if self._reads.get(namespace_digest, _Read()).oldest_s >= self._max_age_s:
-            raise _slow()
+        if self._reads.get(namespace_digest, _Read()).oldest_s >= self.max_age_s:
+            raise queue_slow()
 
 
-def _full() -> RequestError:
-    message = "too many media wait for an encoder; try again shortly"
-    return RequestError(429, "encode_queue_full", message)
+def queue_full(param: str | None = None) -> RequestError:
+    message = "too many media wait for an encoder; try again after Retry-After seconds"
+    return RequestError(429, "encode_queue_full", message, param)
 
 
-def _slow() -> RequestError:
-    message = "media wait too long for an encoder; try again shortly"
-    return RequestError(429, "encode_queue_slow", message)
+def queue_slow(param: str | None = None) -> RequestError:
+    message = "media wait too long for an encoder; try again after Retry-After seconds"
+    return RequestError(429, "encode_queue_slow", message, param)

@@ -196,7 +196,10 @@ def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestErr
     """
     if failure.answer is not None:
         answer = failure.answer
-        return RequestError(answer.status_code, answer.code, answer.message, path)
+        retry_after_s = answer.retry_after_s
+        return RequestError(
+            answer.status_code, answer.code, answer.message, path, retry_after_s=retry_after_s
+        )
     if failure.kind is FailureKind.BAD_MEDIA:
         return RequestError(400, f"invalid_{modality}", f"{path}: {failure.detail}"[:1000], path)
     if failure.kind is FailureKind.TOO_LARGE:

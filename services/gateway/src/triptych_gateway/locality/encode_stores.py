@@ -89,6 +89,10 @@ class EncodeStores:
         """Whether each of `stores_of` has some."""
         return namespace_digest in self._facts().encoders
 
+    def num_encoders(self, namespace_digest: str) -> int:
+        """Of all stores."""
+        return sum(map(len, self._facts().encoders.get(namespace_digest, {}).values()))
+
     def note_backlogs(
         self, namespace_digest: str, backlogs: Backlogs, num_own: Mapping[str, int], now: float
     ) -> None:

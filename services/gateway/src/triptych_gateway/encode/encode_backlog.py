@@ -1,0 +1,188 @@
+"""EncodeBacklog: the encodes that this gateway has ordered, and how long a new one would wait. Pure.
+
+work    an item's seconds of an encoder: a line over its megapixels, by what encodes took of late. Not
+        known at first: then nothing is predicted
+pace    seconds that pass for one second of work, times the encoders: 1 until it was measured, while at
+        least `MIN_BUSY` items of each encoder were outstanding. It holds what preprocessing, a full store,
+        other programs and the jobs of other gateways cost
+ahead   the work of the flow itself, as much of each other flow of its class as it gets itself, and
+        of higher classes `MAX_PASSED` times as much (`domain.fair_turns`); at most what is there
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cachetools import LRUCache
+
+from triptych_common.domain.fair_turns import LEVELS, MAX_PASSED, Lane
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import ImageProperties, Modality
+from triptych_gateway.encode.linear_cost import MAX_AGE_S, Line, LinearCost
+
+MIN_BUSY = 4  # items outstanding for each encoder, with which encoders do not wait for any
+MIN_PACES = 3  # observations; fewer are no measure
+PACE_FADE = 0.9
+MIN_PACE, MAX_PACE = 0.5, 20.0
+MAX_NAMESPACES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Seconds, as predicted."""
+
+    ahead_s: float  # until the first of the items is begun
+    own_s: float  # for the items
+
+    @property
+    def total_s(self) -> float:
+        return self.ahead_s + self.own_s
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One item. `amount`: megapixels of an image; 1 of what no header tells the size of."""
+
+    modality: Modality
+    amount: float
+
+    @classmethod
+    def of(cls, modality: Modality, image: ImageProperties | None) -> "Work":
+        return cls(modality, 1.0 if image is None else image.num_pixels / 1e6)
+
+
+@dataclass(slots=True)
+class _Sum:
+    num_items: int = 0
+    amount: float = 0.0
+
+
+@dataclass(slots=True)
+class _Namespace:
+    costs: dict[Modality, LinearCost] = field(default_factory=dict)
+    lanes: defaultdict[Lane, defaultdict[Modality, _Sum]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(_Sum))
+    )
+    num_items: int = 0  # outstanding
+    was_busy: bool = False  # when the last encode ended
+    ended_at: float = float("-inf")  # then
+    passed_s: float = 0.0  # while encoders were busy; faded
+    worked_s: float = 0.0  # work done meanwhile; likewise
+    num_paces: int = 0
+
+    def pace(self, now: float) -> float:
+        if self.num_paces < MIN_PACES or now - self.ended_at > MAX_AGE_S or self.worked_s <= 0:
+            return 1.0
+        return min(max(self.passed_s / self.worked_s, MIN_PACE), MAX_PACE)
+
+    def line(self, modality: Modality, now: float) -> Line | None:
+        """Seconds of one encoder over the amount."""
+        return self.costs[modality].line(now) if modality in self.costs else None
+
+
+class EncodeBacklog:
+    """`now`: monotonic seconds. An item is outstanding from its admission, or its order, to its end."""
+
+    def __init__(self) -> None:
+        self._items: dict[MmHash, tuple[str, Lane, Work]] = {}
+        self._namespaces: LRUCache[str, _Namespace] = LRUCache(MAX_NAMESPACES)
+
+    def __contains__(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def begin_item(self, mm_hash: MmHash, namespace_digest: str, lane: Lane, work: Work) -> None:
+        """It is to be encoded. Idempotent."""
+        if mm_hash in self._items:
+            return
+        self._items[mm_hash] = namespace_digest, lane, work
+        known = self._namespace(namespace_digest)
+        known.num_items += 1
+        lane_sum = known.lanes[lane][work.modality]
+        lane_sum.num_items += 1
+        lane_sum.amount += work.amount
+
+    def end_item(self, mm_hash: MmHash) -> tuple[str, Work] | None:
+        """No encode of it is needed any more. Returns what it was; None: it was not outstanding."""
+        if (ended := self._items.pop(mm_hash, None)) is None:
+            return None
+        digest, lane, work = ended
+        known = self._namespace(digest)
+        known.num_items = max(0, known.num_items - 1)
+        lane_sum = known.lanes[lane][work.modality]
+        lane_sum.num_items -= 1
+        lane_sum.amount -= work.amount
+        if lane_sum.num_items <= 0:
+            del known.lanes[lane][work.modality]
+        if not known.lanes[lane]:
+            del known.lanes[lane]
+        return digest, work
+
+    def num_items(self, namespace_digest: str, lane: Lane) -> int:
+        """Outstanding ones of `lane`."""
+        return sum(each.num_items for each in self._namespace(namespace_digest).lanes.get(lane, {}).values())
+
+    def namespace_of(self, mm_hash: MmHash) -> str | None:
+        """Of an outstanding item."""
+        return self._items[mm_hash][0] if mm_hash in self._items else None
+
+    def complete_item(self, mm_hash: MmHash, encode_s: float, num_encoders: int, now: float) -> None:
+        """An encoder has made it in `encode_s`, of which what it waited there is no part."""
+        num_encoders = max(num_encoders, 1)
+        if (ended := self.end_item(mm_hash)) is None:
+            return
+        digest, work = ended
+        known = self._namespace(digest)
+        is_busy = known.num_items + 1 >= MIN_BUSY * num_encoders
+        self.observe(digest, work, encode_s, now)
+        if is_busy and known.was_busy:
+            known.passed_s = PACE_FADE * known.passed_s + (now - known.ended_at) * num_encoders
+            known.worked_s = PACE_FADE * known.worked_s + encode_s
+            known.num_paces += 1
+        known.was_busy, known.ended_at = is_busy, now
+
+    def observe(self, namespace_digest: str, work: Work, encode_s: float, now: float) -> None:
+        """An encoder takes so long for such an item."""
+        costs = self._namespace(namespace_digest).costs
+        costs.setdefault(work.modality, LinearCost()).observe(work.amount, encode_s, now)
+
+    def predict(
+        self, namespace_digest: str, lane: Lane, works: Iterable[Work], num_encoders: int, now: float
+    ) -> Wait | None:
+        """How long new items of `lane` would wait; None: what encoders take for them is not known."""
+        known = self._namespace(namespace_digest)
+        own_s = 0.0
+        for work in works:
+            if (line := known.line(work.modality, now)) is None:
+                return None
+            own_s += line.seconds(work.amount)
+        ahead_s = _lane_s(known, lane, now)
+        turns_s, level, higher_s = ahead_s + own_s, LEVELS[lane.encode_class], 0.0
+        for other in known.lanes:
+            if other == lane or LEVELS[other.encode_class] > level:
+                continue
+            other_s = _lane_s(known, other, now)
+            if LEVELS[other.encode_class] == level:
+                ahead_s += min(other_s, turns_s)
+            else:
+                higher_s += other_s
+        ahead_s += min(higher_s, MAX_PASSED * turns_s)
+        rate = known.pace(now) / max(num_encoders, 1)
+        return Wait(ahead_s * rate, own_s * rate)
+
+    def _namespace(self, namespace_digest: str) -> _Namespace:
+        known: _Namespace | None = self._namespaces.get(namespace_digest)
+        if known is None:
+            known = self._namespaces[namespace_digest] = _Namespace()
+        return known
+
+
+def _lane_s(known: _Namespace, lane: Lane, now: float) -> float:
+    """Work that the lane has ordered; items of a modality whose speed is not known count for nothing."""
+    total_s = 0.0
+    for modality, each in known.lanes.get(lane, {}).items():
+        if (line := known.line(modality, now)) is not None:
+            total_s += line.base_s * each.num_items + line.per_unit_s * each.amount
+    return total_s

@@ -1,0 +1,114 @@
+"""How long new items would wait for encoders, by what was ordered and how fast it was done."""
+
+import pytest
+
+from triptych_common.domain.fair_turns import Lane
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncodeClass, ImageProperties, Modality
+from triptych_gateway.encode.encode_backlog import MIN_BUSY, EncodeBacklog, Work
+
+DIGEST, OTHER = "0" * 64, "1" * 64
+FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
+BATCH = Lane(EncodeClass.BATCH, "batch")
+MEGAPIXEL = Work.of(Modality.IMAGE, ImageProperties(format="PNG", width=1000, height=1000))
+
+
+def measured(encode_s: float = 0.5) -> EncodeBacklog:
+    backlog = EncodeBacklog()
+    for _ in range(3):
+        backlog.observe(DIGEST, MEGAPIXEL, encode_s, 0.0)
+    return backlog
+
+
+def order(backlog: EncodeBacklog, lane: Lane, num: int, digest: str = DIGEST) -> list[MmHash]:
+    hashes = [MmHash(f"{lane.flow}-{len(backlog)}-{number}") for number in range(num)]
+    for each in hashes:
+        backlog.begin_item(each, digest, lane, MEGAPIXEL)
+    return hashes
+
+
+def ahead_s(backlog: EncodeBacklog, lane: Lane, *, num_encoders: int = 1, now: float = 1.0) -> float:
+    wait = backlog.predict(DIGEST, lane, [MEGAPIXEL], num_encoders, now)
+    assert wait is not None
+    return wait.ahead_s
+
+
+def test_a_flow_waits_for_all_of_its_own_and_one_turn_of_another_s_flood() -> None:
+    backlog = measured()
+    order(backlog, FLOOD, 100)
+    assert ahead_s(backlog, FLOOD) == pytest.approx(50.0)
+    assert ahead_s(backlog, ONE) == pytest.approx(0.5)
+    order(backlog, ONE, 4)
+    assert ahead_s(backlog, ONE) == pytest.approx(2.0 + 2.5)
+
+
+def test_a_lower_class_waits_for_higher_ones_and_holds_up_none() -> None:
+    backlog = measured()
+    order(backlog, BATCH, 100)
+    assert ahead_s(backlog, FLOOD) == 0.0
+    order(backlog, FLOOD, 4)
+    other = Lane(EncodeClass.BATCH, "other")
+    assert ahead_s(backlog, other) == pytest.approx(0.5 + 2.0)
+
+
+def test_encoders_share_the_work() -> None:
+    backlog = measured()
+    order(backlog, FLOOD, 100)
+    assert ahead_s(backlog, FLOOD, num_encoders=4) == pytest.approx(12.5)
+
+
+def test_another_namespace_has_encoders_of_its_own() -> None:
+    backlog = measured()
+    order(backlog, FLOOD, 100, OTHER)
+    assert ahead_s(backlog, FLOOD) == 0.0
+
+
+def test_nothing_is_predicted_of_a_speed_that_is_not_known() -> None:
+    backlog = EncodeBacklog()
+    order(backlog, FLOOD, 100)
+    assert backlog.predict(DIGEST, FLOOD, [MEGAPIXEL], 1, 0.0) is None
+    sound = Work.of(Modality.AUDIO, None)
+    assert measured().predict(DIGEST, FLOOD, [sound], 1, 0.0) is None
+
+
+def test_what_ends_waits_no_more_and_an_item_counts_once() -> None:
+    backlog = measured()
+    hashes = order(backlog, FLOOD, 10)
+    for each in (*hashes, *hashes):
+        backlog.begin_item(each, DIGEST, ONE, MEGAPIXEL)
+    assert ahead_s(backlog, FLOOD) == pytest.approx(5.0)
+    for each in (*hashes[:4], *hashes[:4]):
+        backlog.end_item(each)
+    assert ahead_s(backlog, FLOOD) == pytest.approx(3.0)
+    for each in hashes:
+        backlog.end_item(each)
+    assert ahead_s(backlog, FLOOD) == 0.0
+    assert backlog.num_items(DIGEST, FLOOD) == len(backlog) == 0
+
+
+def test_the_pace_is_what_passes_while_encoders_are_busy() -> None:
+    """0.5 s of work take 1 s: something else has the cores."""
+    backlog = measured()
+    hashes = order(backlog, FLOOD, 20)
+    for number in range(20 - 2 * MIN_BUSY):
+        backlog.complete_item(hashes[number], 0.5, 1, float(number))
+    assert ahead_s(backlog, FLOOD, now=12.0) == pytest.approx(2 * MIN_BUSY * 1.0)
+
+
+def test_pauses_of_callers_are_no_pace() -> None:
+    backlog = measured()
+    for number in range(10):
+        (only,) = order(backlog, ONE, 1)
+        backlog.complete_item(only, 0.5, 1, 60.0 * number)
+    order(backlog, ONE, 10)
+    assert ahead_s(backlog, ONE, now=550.0) == pytest.approx(5.0)
+
+
+def test_larger_images_take_longer() -> None:
+    backlog = measured(0.4)
+    small = Work.of(Modality.IMAGE, ImageProperties(format="PNG", width=100, height=100))
+    for _ in range(10):
+        backlog.observe(DIGEST, small, 0.01, 0.0)
+        backlog.observe(DIGEST, MEGAPIXEL, 0.4, 0.0)
+    found = [backlog.predict(DIGEST, ONE, [each], 1, 0.0) for each in (small, MEGAPIXEL)]
+    assert [each and each.own_s for each in found] == pytest.approx([0.01, 0.4], rel=0.05)
