@@ -19,7 +19,7 @@ from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
-from triptych_gateway.encode.encode_backlog import Work
+from triptych_gateway.encode.admission.encode_backlog import EncodeWork
 from triptych_gateway.encode.linear_cost import MIN_OBSERVATIONS
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.listeners import protocol_of
@@ -150,4 +150,6 @@ def _know_encode_speed(gateway: Gateway) -> None:
     """As if it had seen encodes: no request waits for the first ones."""
     for modality in Modality:
         for _ in range(MIN_OBSERVATIONS):
-            gateway.orders.admission.backlog.observe(DIGEST, Work(modality, 1.0), 0.001, time.monotonic())
+            gateway.orders.admission.backlog.observe(
+                DIGEST, EncodeWork(modality, 1.0), 0.001, time.monotonic()
+            )

@@ -185,7 +185,7 @@ class GatewaySettings(MediaSettings):
     """Encodes that wait here; with more, flows that have more than their part are refused with 429."""
 
     max_queue_age_s: PositiveFloat = 30.0
-    """Likewise a flow whose oldest encode has waited for so long."""
+    """Likewise a request whose encodes would wait longer, as predicted, or a flow whose oldest one did."""
     flight_check_s: PositiveFloat = 2.0
     """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
     link_bytes_per_s: PositiveFloat = 125_000_000.0

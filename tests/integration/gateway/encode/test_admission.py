@@ -14,8 +14,8 @@ from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.encode.admission import NUM_PROBES
-from triptych_gateway.encode.encode_backlog import EncodeBacklog, Work
+from triptych_gateway.encode.admission.encode_admission import NUM_PROBES
+from triptych_gateway.encode.admission.encode_backlog import EncodeBacklog, EncodeWork
 
 KEYS = (entry("flood", "key-flood"), entry("one", "key-one"))
 SIDE = 64
@@ -27,7 +27,7 @@ MAX_AGE_S = 10.0
 def know_speed(system: System, encode_s: float = IMAGE_S) -> None:
     backlog = system.gateway.orders.admission.backlog
     for _ in range(200):
-        backlog.observe(DIGEST, Work(Modality.IMAGE, SIDE * SIDE / 1e6), encode_s, time.monotonic())
+        backlog.observe(DIGEST, EncodeWork(Modality.IMAGE, SIDE * SIDE / 1e6), encode_s, time.monotonic())
 
 
 def opened(redis_url: str, folder: Path, **changes: Any) -> Any:

@@ -38,3 +38,12 @@ def test_what_is_alone_may_be_as_large_as_a_body_may_be() -> None:
             second.resize(1)
         first.resize(15)  # less than before, and still above the bound
     assert limiter.media_bytes == 0
+
+
+def test_refused_requests_come_back_one_after_the_other_as_places_become_free() -> None:
+    limiter = RequestLimiter(max_requests=4, max_media_bytes=10)
+    limiter.num_requests += 1
+    limiter.end_request(8.0)  # so a place is free every 2 s
+    refused = [limiter.take_wait_s(100.0) for _ in range(6)]
+    assert refused == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+    assert limiter.take_wait_s(200.0) == 2.0

@@ -7,11 +7,11 @@ import pytest
 from tests.support.item_records import item_record
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
-from triptych_gateway.encode.admission import EncodeAdmission
+from triptych_gateway.encode.admission.encode_admission import EncodeAdmission
+from triptych_gateway.encode.admission.job_queue import JobQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import ItemTable
-from triptych_gateway.encode.job_queue import JobQueue
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults

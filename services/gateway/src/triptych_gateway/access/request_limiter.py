@@ -1,8 +1,11 @@
-"""How many requests, and how many bytes of media, the gateway holds at once. Pure counters."""
+"""How many requests, and how many bytes of media, the gateway holds at once."""
 
+import time
 from typing import Self
 
 from triptych_common.domain.errors import RequestError
+
+FADE = 0.95  # of the mean time of a request, with each that ends
 
 
 class RequestLimiter:
@@ -13,6 +16,8 @@ class RequestLimiter:
         self.max_media_bytes = max_media_bytes
         self.num_requests = 0
         self.media_bytes = 0
+        self._request_s = 0.0  # mean time of a request of late
+        self._free_at = 0.0  # monotonic seconds; when the place is free that is not promised yet
 
     def hold_request(self) -> "RequestPlace":
         """Hold one place for a request while a block runs.
@@ -21,8 +26,21 @@ class RequestLimiter:
             RequestError: 429, every place is taken.
         """
         if self.num_requests >= self._max_requests:
-            raise RequestError(429, "too_many_requests", "too many requests in flight; try again shortly")
+            message = "too many requests in flight; try again after Retry-After seconds"
+            wait_s = self.take_wait_s(time.monotonic())
+            raise RequestError(429, "too_many_requests", message, retry_after_s=wait_s)
         return RequestPlace(self)
+
+    def end_request(self, seconds: float) -> None:
+        """One has ended, after so long."""
+        self.num_requests -= 1
+        self._request_s = FADE * self._request_s + (1 - FADE) * seconds if self._request_s else seconds
+
+    def take_wait_s(self, now: float) -> float:
+        """Seconds until a place is free, as requests ended of late: the next one for each that is refused."""
+        self._free_at = max(self._free_at, now) + self._request_s / self._max_requests
+        self._free_at = min(self._free_at, now + self._request_s)  # by then all of today's have ended
+        return self._free_at - now
 
     def hold_bytes(self) -> "Booking":
         """Hold room for a request's body and media while a block runs: none at first (`Booking.resize`)."""
@@ -34,12 +52,14 @@ class RequestPlace:
 
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
+        self._began_at = 0.0
 
     def __enter__(self) -> None:
+        self._began_at = time.monotonic()
         self._limiter.num_requests += 1
 
     def __exit__(self, *_: object) -> None:
-        self._limiter.num_requests -= 1
+        self._limiter.end_request(time.monotonic() - self._began_at)
 
 
 class Booking:
@@ -67,6 +87,8 @@ class Booking:
         limiter = self._limiter
         others = limiter.media_bytes - self.num_bytes
         if others and num_bytes > self.num_bytes and others + num_bytes > limiter.max_media_bytes:
-            raise RequestError(429, "too_much_media", "too much media in flight; try again shortly", None)
+            message = "too much media in flight; try again after Retry-After seconds"
+            wait_s = limiter.take_wait_s(time.monotonic())
+            raise RequestError(429, "too_much_media", message, retry_after_s=wait_s)
         limiter.media_bytes = others + num_bytes
         self.num_bytes = num_bytes

@@ -11,10 +11,7 @@ item_queue         the items that a step is due for; new orders take turns there
 job_window         how many jobs this gateway may have with encoders; pure
 flight_requests    which requesters Redis knows of, in the flight of which item
 admission          refuses a request at once whose media could not be encoded in time
-encode_backlog       seconds of encoding that were ordered, and how fast they are done; pure
-linear_cost            seconds as a line over an amount, from the latest observations; pure
-return_times         when a refused request may come back; pure
-job_queue          limits of each namespace's jobs stream
+linear_cost        seconds as a line over an amount, from the latest observations; pure
 encode_job         the job itself, made from the requests that wait
 stream_lags      what waits on the streams, for a scrape
 final_acks       the gateway's own acks to encoders, where prefill_decode will not send one

@@ -25,7 +25,7 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.admission import EncodeAdmission
+from triptych_gateway.encode.admission.encode_admission import EncodeAdmission
 from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s, requesters_of
 from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
 from triptych_gateway.encode.item_queue import ItemQueue

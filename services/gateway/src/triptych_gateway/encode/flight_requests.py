@@ -16,10 +16,10 @@ from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import FailureKind, Requester, RequesterKey, requester_key
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.admission.job_queue import READ_INTERVAL_S, JobQueue
 from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure
-from triptych_gateway.encode.job_queue import READ_INTERVAL_S, JobQueue
 from triptych_gateway.encode.media_cache import MediaReadError, MediaSlot
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.locality.encode_stores import EncodeStores

@@ -277,6 +277,10 @@ class ItemQueue:
         """Such jobs."""
         return self._window.num_jobs(namespace_digest)
 
+    def num_jobs_by_flow(self, namespace_digest: str) -> Counter[str]:
+        """Such jobs, by flow."""
+        return self._window.num_by_flow(namespace_digest)
+
     def end_job(self, mm_hash: MmHash) -> None:
         """The job of the item has ended."""
         if self._window.end_job(mm_hash, is_followed=self._held_back.is_set()):

@@ -62,6 +62,10 @@ class JobWindow:
         """Of this gateway."""
         return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
 
+    def num_by_flow(self, namespace_digest: str) -> Counter[str]:
+        """Likewise, by flow."""
+        return self._by_flow.get(namespace_digest, Counter[str]())
+
     def has_room(self, namespace_digest: str, flow: str) -> bool:
         """Whether a job of `flow` may be published now."""
         capacity = self._capacity(namespace_digest)

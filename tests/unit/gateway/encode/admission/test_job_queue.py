@@ -2,7 +2,7 @@
 
 from triptych_common.coordination import Backlog
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.encode.job_queue import READ_INTERVAL_S, JobQueue
+from triptych_gateway.encode.admission.job_queue import READ_INTERVAL_S, JobQueue
 
 LONG, SLOW, FREE = (digit * 64 for digit in "012")
 BACKLOGS = {LONG: Backlog(300, 0.0), SLOW: Backlog(1, 30.0), FREE: Backlog(1, 0.0)}

@@ -9,7 +9,7 @@ ahead   the work of the flow itself, as much of each other flow of its class as 
         of higher classes `MAX_PASSED` times as much (`domain.fair_turns`); at most what is there
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -40,14 +40,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EncodeWork:
     """One item. `amount`: megapixels of an image; 1 of what no header tells the size of."""
 
     modality: Modality
     amount: float
 
     @classmethod
-    def of(cls, modality: Modality, image: ImageProperties | None) -> "Work":
+    def of(cls, modality: Modality, image: ImageProperties | None) -> "EncodeWork":
         return cls(modality, 1.0 if image is None else image.num_pixels / 1e6)
 
 
@@ -84,7 +84,7 @@ class EncodeBacklog:
     """`now`: monotonic seconds. An item is outstanding from its admission, or its order, to its end."""
 
     def __init__(self) -> None:
-        self._items: dict[MmHash, tuple[str, Lane, Work]] = {}
+        self._items: dict[MmHash, tuple[str, Lane, EncodeWork]] = {}
         self._namespaces: LRUCache[str, _Namespace] = LRUCache(MAX_NAMESPACES)
 
     def __contains__(self, mm_hash: MmHash) -> bool:
@@ -93,7 +93,7 @@ class EncodeBacklog:
     def __len__(self) -> int:
         return len(self._items)
 
-    def begin_item(self, mm_hash: MmHash, namespace_digest: str, lane: Lane, work: Work) -> None:
+    def begin_item(self, mm_hash: MmHash, namespace_digest: str, lane: Lane, work: EncodeWork) -> None:
         """It is to be encoded. Idempotent."""
         if mm_hash in self._items:
             return
@@ -104,7 +104,7 @@ class EncodeBacklog:
         lane_sum.num_items += 1
         lane_sum.amount += work.amount
 
-    def end_item(self, mm_hash: MmHash) -> tuple[str, Work] | None:
+    def end_item(self, mm_hash: MmHash) -> tuple[str, EncodeWork] | None:
         """No encode of it is needed any more. Returns what it was; None: it was not outstanding."""
         if (ended := self._items.pop(mm_hash, None)) is None:
             return None
@@ -123,6 +123,13 @@ class EncodeBacklog:
     def num_items(self, namespace_digest: str, lane: Lane) -> int:
         """Outstanding ones of `lane`."""
         return sum(each.num_items for each in self._namespace(namespace_digest).lanes.get(lane, {}).values())
+
+    def num_by_flow(self, namespace_digest: str) -> Counter[str]:
+        """Outstanding ones of the namespace."""
+        counts = Counter[str]()
+        for lane in self._namespace(namespace_digest).lanes:
+            counts[lane.flow] += self.num_items(namespace_digest, lane)
+        return counts
 
     def namespace_of(self, mm_hash: MmHash) -> str | None:
         """Of an outstanding item."""
@@ -143,13 +150,13 @@ class EncodeBacklog:
             known.num_paces += 1
         known.was_busy, known.ended_at = is_busy, now
 
-    def observe(self, namespace_digest: str, work: Work, encode_s: float, now: float) -> None:
+    def observe(self, namespace_digest: str, work: EncodeWork, encode_s: float, now: float) -> None:
         """An encoder takes so long for such an item."""
         costs = self._namespace(namespace_digest).costs
         costs.setdefault(work.modality, LinearCost()).observe(work.amount, encode_s, now)
 
     def predict(
-        self, namespace_digest: str, lane: Lane, works: Iterable[Work], num_encoders: int, now: float
+        self, namespace_digest: str, lane: Lane, works: Iterable[EncodeWork], num_encoders: int, now: float
     ) -> Wait | None:
         """How long new items of `lane` would wait; None: what encoders take for them is not known."""
         known = self._namespace(namespace_digest)
@@ -180,7 +187,7 @@ class EncodeBacklog:
 
 
 def _lane_s(known: _Namespace, lane: Lane, now: float) -> float:
-    """Work that the lane has ordered; items of a modality whose speed is not known count for nothing."""
+    """Seconds that the lane has ordered; items of a modality whose speed is not known count for nothing."""
     total_s = 0.0
     for modality, each in known.lanes.get(lane, {}).items():
         if (line := known.line(modality, now)) is not None:

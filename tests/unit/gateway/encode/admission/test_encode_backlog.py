@@ -5,12 +5,12 @@ import pytest
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass, ImageProperties, Modality
-from triptych_gateway.encode.encode_backlog import MIN_BUSY, EncodeBacklog, Work
+from triptych_gateway.encode.admission.encode_backlog import MIN_BUSY, EncodeBacklog, EncodeWork
 
 DIGEST, OTHER = "0" * 64, "1" * 64
 FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
 BATCH = Lane(EncodeClass.BATCH, "batch")
-MEGAPIXEL = Work.of(Modality.IMAGE, ImageProperties(format="PNG", width=1000, height=1000))
+MEGAPIXEL = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=1000, height=1000))
 
 
 def measured(encode_s: float = 0.5) -> EncodeBacklog:
@@ -67,7 +67,7 @@ def test_nothing_is_predicted_of_a_speed_that_is_not_known() -> None:
     backlog = EncodeBacklog()
     order(backlog, FLOOD, 100)
     assert backlog.predict(DIGEST, FLOOD, [MEGAPIXEL], 1, 0.0) is None
-    sound = Work.of(Modality.AUDIO, None)
+    sound = EncodeWork.of(Modality.AUDIO, None)
     assert measured().predict(DIGEST, FLOOD, [sound], 1, 0.0) is None
 
 
@@ -106,7 +106,7 @@ def test_pauses_of_callers_are_no_pace() -> None:
 
 def test_larger_images_take_longer() -> None:
     backlog = measured(0.4)
-    small = Work.of(Modality.IMAGE, ImageProperties(format="PNG", width=100, height=100))
+    small = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=100, height=100))
     for _ in range(10):
         backlog.observe(DIGEST, small, 0.01, 0.0)
         backlog.observe(DIGEST, MEGAPIXEL, 0.4, 0.0)

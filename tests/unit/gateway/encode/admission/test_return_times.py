@@ -4,7 +4,7 @@ import pytest
 
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.encode.return_times import MAX_RETRY_AFTER_S, ReturnTimes
+from triptych_gateway.encode.admission.return_times import MAX_RETRY_AFTER_S, ReturnTimes
 
 DIGEST = "0" * 64
 FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")

@@ -15,12 +15,12 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_backlog import EncodeBacklog, Wait, Work
+from triptych_gateway.encode.admission.encode_backlog import EncodeBacklog, EncodeWork, Wait
+from triptych_gateway.encode.admission.job_queue import JobQueue, queue_full, queue_slow
+from triptych_gateway.encode.admission.return_times import ReturnTimes
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item
-from triptych_gateway.encode.job_queue import JobQueue, queue_full, queue_slow
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.encode.return_times import ReturnTimes
 from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.request.media import TakenItem
 
@@ -86,7 +86,8 @@ class EncodeAdmission:
     def _admit(self, media_wait: MediaWait, new: Sequence[TakenItem], now: float) -> None:
         digest, lane, first = media_wait.namespace_digest, media_wait.lane, new[0]
         wait, since = self._predict(media_wait, new, now), self._queue.oldest_since(digest, lane)
-        num_held, oldest_s = self._queue.num_held(digest), 0.0 if since is None else now - since
+        num_held = self.backlog.num_by_flow(digest) - self._queue.num_jobs_by_flow(digest)
+        oldest_s = 0.0 if since is None else now - since
         is_back = self._returns.is_due(digest, lane, first.mm_hash, now)
         excess_s = 0.0 if wait is None else self._excess_s(wait, media_wait.deadline - now, is_back=is_back)
         error: RequestError | None = None
@@ -143,5 +144,5 @@ class EncodeAdmission:
         self._ended = asyncio.Event()
 
 
-def _work(item: TakenItem) -> Work:
-    return Work.of(item.part.modality, None if item.image is None else item.image.properties)
+def _work(item: TakenItem) -> EncodeWork:
+    return EncodeWork.of(item.part.modality, None if item.image is None else item.image.properties)
