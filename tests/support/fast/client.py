@@ -101,6 +101,7 @@ class Answer:
     elapsed_s: float = 0.0
     first_token_at: float | None = None  # monotonic seconds
     request_id: str = ""  # the gateway's
+    retry_after_s: float | None = None  # as it says
 
     @property
     def has_begun(self) -> bool:
@@ -230,6 +231,8 @@ class Client:
         ) as response:
             answer.status = response.status_code
             answer.request_id = response.headers.get("X-Request-Id", "")
+            if (retry_after := response.headers.get("Retry-After")) is not None:
+                answer.retry_after_s = float(retry_after)
             if response.status_code != 200 or not answer.question.stream:
                 _read_whole(answer, await response.aread())
                 return
