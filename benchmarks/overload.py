@@ -147,12 +147,13 @@ async def _again(endpoint: Endpoint, question: Question, refused: Answer, figure
 async def run_part(base_url: str, model: str, clients: list[list[Question]], figures: Figures) -> None:
     """Every client begins at once."""
     tasks: set[asyncio.Task[None]] = set()
-    before = len(figures.first)
+    before = len(figures.first), len(figures.again)
     async with new_session() as session:
         endpoint = Endpoint(base_url, model, session)
         await asyncio.gather(*(_client(endpoint, each, figures, tasks) for each in clients))
         await asyncio.gather(*tasks)
-    answers = [each for each in figures.first[before:] if not each.error]
+    answers = [*figures.first[before[0] :], *figures.again[before[1] :]]
+    answers = [each for each in answers if not each.error]
     if answers:
         seconds = max(each.end for each in answers) - min(each.start for each in answers)
         figures.rates.append(len(answers) / seconds)
