@@ -31,6 +31,8 @@ DEADLINE_SHARE = 0.75
 them, and predictions err."""
 RETURN_SLACK = 1.25
 """A refused request that comes back at its time is let in with a queue that is longer by so much."""
+OLDEST_SLACK = 1.5
+"""Where the wait is predicted, the oldest order of a flow may be older by so much than a new one."""
 NUM_PROBES = 8
 PROBE_S = 10.0
 PROBE_SHARE = 0.25  # of the time until the request's deadline
@@ -88,6 +90,8 @@ class EncodeAdmission:
         wait, since = self._predict(media_wait, new, now), self._queue.oldest_since(digest, lane)
         num_held = self.backlog.num_by_flow(digest) - self._queue.num_jobs_by_flow(digest)
         oldest_s = 0.0 if since is None else now - since
+        if wait is not None:  # in a queue that is as long as it may be the oldest order is that old
+            oldest_s /= OLDEST_SLACK
         is_back = self._returns.is_due(digest, lane, first.mm_hash, now)
         excess_s = 0.0 if wait is None else self._excess_s(wait, media_wait.deadline - now, is_back=is_back)
         error: RequestError | None = None
