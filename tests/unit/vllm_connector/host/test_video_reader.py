@@ -2,10 +2,12 @@
 `tests/unit/encoder/preprocessing/test_video_and_audio.py`."""
 
 import base64
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from vllm.multimodal.media.connector import MediaConnector
@@ -76,3 +78,17 @@ def test_what_is_no_video_reaches_no_decoder(
         with pytest.raises(VideoRefusedError, match="not a video"):
             read(media, media_type)
     assert not opened
+
+
+def test_a_codec_without_a_decoder_is_refused_by_its_name(within: Callable[[VideoBounds], None]) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libsvtav1", rate=SHAPE.frames_per_s)
+        stream.width, stream.height, stream.pix_fmt = SHAPE.width, SHAPE.height, "yuv420p"
+        for _ in range(SHAPE.num_frames):
+            frame = av.VideoFrame.from_ndarray(np.zeros((SHAPE.height, SHAPE.width, 3), np.uint8), "rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    within(WIDE)
+    with pytest.raises(VideoRefusedError, match="codec is 'AV01'"):
+        read(file.getvalue())

@@ -3,13 +3,13 @@
 import warnings
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from tests.support.item_records import item_record
-from triptych_common.protocol.item_record import ItemRecord, PackedArray
+from triptych_common.protocol.item_record import ArrayDtype, ItemRecord, PackedArray
 from triptych_common.protocol.messages import ItemTransfer, Modality
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM's models warns, of torch's own use of torch
@@ -104,6 +104,18 @@ def test_what_the_language_model_reads_is_replayed_and_pixels_are_not() -> None:
     assert (replayed.modality, replayed.mode, replayed.target) == ("image", UpdateMode.REPLACE, [PAD])
     assert replayed.content.full == [START, PAD, PAD, PAD, PAD]
     assert replayed.content.is_embed(replayed.content.full).tolist() == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("dtype", get_args(ArrayDtype))
+@pytest.mark.parametrize("shape", [(), (0, 2), (3, 2)])
+def test_a_field_keeps_its_dtype(dtype: ArrayDtype, shape: tuple[int, ...]) -> None:
+    value = torch.randint(0, 100, shape).div(8).to(getattr(torch, dtype))
+    record = record_of(MultiModalKwargsItem({"x": element(value, ON_CPU)}), [update([PAD] * 4)], ())
+    item, _ = replay(record)
+    got = item["x"].data
+    assert isinstance(got, torch.Tensor)
+    assert (got.dtype, got.shape) == (value.dtype, value.shape)
+    assert torch.equal(got, value)
 
 
 def test_without_a_mask_all_tokens_are_embeddings() -> None:

@@ -27,8 +27,13 @@ MAX_ARRAY_BYTES = 8 << 20  # unpacked
 MAX_PACKED_CHARS = 1 << 20
 TOKEN_DTYPE = "int32"
 
-ArrayDtype = Literal["bool", "uint8", "int32", "int64", "float32", "float64"]
-NUMBER_BYTES: dict[str, int] = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8}
+ArrayDtype = Literal[
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+]
+NUMBER_BYTES: dict[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
 
 
 class _Part(BaseModel):

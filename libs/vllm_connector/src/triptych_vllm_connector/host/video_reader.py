@@ -73,7 +73,12 @@ class _BoundedLoader:
             message = f"the video's frames have more than {cls.bounds.max_pixels} pixels together"
             raise VideoRefusedError(message)
         watched = _WatchedCapture(cap, cls.deadline)
-        return super().read_frames(watched, frame_indices, *args, **kwargs)  # type: ignore[misc]
+        frames, valid = super().read_frames(watched, frame_indices, *args, **kwargs)  # type: ignore[misc]
+        if not valid:  # OpenCV's FFmpeg opens AV1, for example, and has no decoder for it
+            codec = int(cap.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode("ascii", "replace")
+            message = f"OpenCV cannot decode any frame of the video, whose codec is {codec!r}"
+            raise VideoRefusedError(f"{message}; H.264 and VP9, for example, are decoded")
+        return frames, valid
 
 
 def _num_pixels(cap: Any) -> int:
