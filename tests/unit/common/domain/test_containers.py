@@ -2,10 +2,12 @@
 
 import pytest
 
-from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS, container_of
+from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, VIDEO_CONTAINERS, container_of
 
 MP4 = b"\0\0\0\x20ftypisom\0\0\2\0"
 WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81\1B\x82\x84webm"
+# 417 bytes each: 128 kbit/s at 44.1 kHz. The second kind: 8 kbit/s at 8 kHz, of MPEG-2.5, 72 bytes.
+FRAME, SLOW_FRAME = b"\xff\xfb\x90\xc4" + bytes(413), b"\xff\xe3\x18\xc4" + bytes(68)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,14 @@ WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81\1B\x82\x84webm"
         (b"\xff\xeb\x90\x00", None, None),  # a version that does not exist
         (b"\xff\xf9\x50\x80", None, None),  # layer 0: ADTS
         (b"\xff\xfb\x9c\x00", None, None),  # a sampling rate that does not exist
+        (bytes(4096) + 3 * FRAME, None, "mp3"),  # as some encoders pad
+        (FRAME[100:] + 3 * FRAME, None, "mp3"),  # cut out of a stream
+        (b"\xff\xfb\x90" + 3 * SLOW_FRAME, None, "mp3"),
+        (b"x" + 3 * SLOW_FRAME, None, "mp3"),
+        (b"x" + 2 * FRAME + FRAME[:2], None, None),
+        (b"x" + FRAME + SLOW_FRAME + FRAME, None, None),
+        (b"x" + 3 * FRAME[:-1], None, None),
+        (bytes(HEAD_BYTES) + 3 * FRAME, None, None),
         (b"\xff", None, None),
         (b"", None, None),
         (b"#EXTM3U\n#EXTINF:1,\nhttp://10.0.0.1/\n", None, None),

@@ -72,6 +72,17 @@ def test_sounds_are_read_as_before(content: bytes) -> None:
     assert len(after) > 0
 
 
+@pytest.mark.parametrize("in_front", [bytes(1), bytes(4096), SOUNDS["mp3"][1000:1300]])
+def test_mp3_behind_other_bytes_is_what_vllm_makes_of_it(in_front: bytes) -> None:
+    frames = SOUNDS["mp3"][SOUNDS["mp3"].index(b"\xff\xfb") :]
+    before, rate = vllm_audio.load_audio(io.BytesIO(in_front + frames), sr=None)
+    read_audio_formats_only()
+    after, rate_after = vllm_audio.load_audio(io.BytesIO(in_front + frames), sr=None)
+    assert rate == rate_after
+    assert len(after) > 0
+    assert np.array_equal(before, after)
+
+
 @pytest.mark.parametrize("content", SOUNDS.values(), ids=SOUNDS)
 def test_a_damaged_sound_is_bad_input_and_no_fault(content: bytes) -> None:
     """vLLM answers 400 for a ValueError, and 500 for all else."""

@@ -1,13 +1,22 @@
-"""Containers of video and audio, known by their first bytes.
+"""Containers of video and audio, known by their first bytes; MP3, which has none, by its first frames.
 
 Media frameworks find out by themselves what a file is, and some of what they know are play lists that name
 other files and addresses. So only files that begin like one of these reach them.
 """
 
+import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 
-HEAD_BYTES = 64  # that decide
+HEAD_BYTES = 1 << 16  # that decide
 MAX_FTYP_BYTES = 1024
+MAX_EBML_BYTES = 64
+MAX_MP3_STARTS = 1000  # places that are looked at: the bytes are a stranger's
+NUM_MP3_FRAMES = 3  # one behind the other, which are no accident
+_MP3_HEADER = re.compile(rb"(?=\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef])")  # layer III
+_MP3_KBPS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MP3_LOW_KBPS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # of MPEG-2 and 2.5
+_MP3_HZ = (44_100, 48_000, 32_000)  # of MPEG-1
 
 Test = Callable[[bytes], bool]
 
@@ -17,13 +26,34 @@ def _riff(form: bytes) -> Test:
 
 
 def _is_mpeg_audio(head: bytes) -> bool:
-    """An ID3 tag, or a frame's header: eleven bits of sync, a version, a layer and a rate that exist."""
+    """An ID3 tag, a frame's header, or MP3 frames behind zeros or the rest of a frame, as FFmpeg finds them."""
     if head.startswith(b"ID3"):
         return len(head) > 9 and head[3] in (2, 3, 4) and max(head[6:10]) < 0x80
+    starts = islice(_MP3_HEADER.finditer(head), MAX_MP3_STARTS)
+    return _is_frame(head) or any(_are_mp3_frames(head, start.start()) for start in starts)
+
+
+def _is_frame(head: bytes) -> bool:
+    """Eleven bits of sync, a version, a layer and a rate that exist."""
     if len(head) < 3 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return False
     version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
     return version != 1 and layer != 0 and head[2] >> 4 != 0xF and head[2] >> 2 & 3 != 3
+
+
+def _are_mp3_frames(head: bytes, at: int) -> bool:
+    """Each frame tells where the next one is, and they agree in version, layer and sampling rate."""
+    kind = head[at + 1] & 0xFE, head[at + 2] & 0x0C
+    for _ in range(NUM_MP3_FRAMES - 1):
+        is_mpeg_1, divisor = head[at + 1] & 8, (4, 0, 2, 1)[head[at + 1] >> 3 & 3]
+        if kind[1] == 0x0C:
+            return False
+        kbps = (_MP3_KBPS if is_mpeg_1 else _MP3_LOW_KBPS)[(head[at + 2] >> 4) - 1]
+        hz = _MP3_HZ[head[at + 2] >> 2 & 3] // divisor
+        at += (144 if is_mpeg_1 else 72) * 1000 * kbps // hz + (head[at + 2] >> 1 & 1)
+        if not _MP3_HEADER.match(head, at) or (head[at + 1] & 0xFE, head[at + 2] & 0x0C) != kind:
+            return False
+    return True
 
 
 def _is_iso(head: bytes) -> bool:
@@ -33,6 +63,7 @@ def _is_iso(head: bytes) -> bool:
 
 def _is_ebml(head: bytes) -> bool:
     """WebM, Matroska, by name."""
+    head = head[:MAX_EBML_BYTES]
     return head.startswith(b"\x1aE\xdf\xa3") and (b"webm" in head or b"matroska" in head)
 
 
