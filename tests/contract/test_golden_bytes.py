@@ -220,6 +220,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
     transports=(messages.Transport.CUDA_IPC, messages.Transport.PINNED_SHM),
     device="GPU-0123abcd-0123-0123-0123-0123456789ab",
     slab_generation=2,
+    unserved_modalities={messages.Modality.AUDIO: "the model's processor takes too few of our media"},
     slab_failure="cudaIpcOpenMemHandle: invalid device context",
     compute=messages.Compute(
         sharing=messages.Sharing.MPS,

@@ -115,7 +115,17 @@ def test_an_encoder_decoder_model_is_not_divided(role: Role, tmp_path: Path) -> 
         check_division(args, role)
 
 
+def test_a_model_whose_items_are_not_processed_apart_has_no_encoder() -> None:
+    """Several images of a request are processed otherwise than each by itself."""
+    options = [f"--model={MODEL}", '--hf-overrides={"architectures": ["H2OVLChatModel"]}']
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    with pytest.raises(UndividedModelError, match=r"cannot have an encoder: .*encode-prefill-decodes 1"):
+        check_division(args, Role.ENCODE)
+    check_division(args, Role.ENCODE_PREFILL_DECODE)
+
+
 def test_other_models_are_divided(tmp_path: Path) -> None:
     for model in (str(MODEL), str(tmp_path)):  # of the last one, which is none, vLLM says so
         args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--model={model}"])
         check_division(args, Role.PREFILL_DECODE)
+        check_division(args, Role.ENCODE)

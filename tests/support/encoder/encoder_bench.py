@@ -75,6 +75,7 @@ class FakeEngine:
     max_num_tokens: int = 100
     max_item_embeds: int = 50
     item_limits: Mapping[Modality, int] = field(default_factory=lambda: IMAGE_LIMITS)
+    unserved_modalities: Mapping[Modality, str] = field(default_factory=dict)
     num_embeds: int = 3
     preprocess_error: Exception | None = None
     num_pixels_of: dict[str, int] = field(default_factory=dict)  # by mm_hash; else 0

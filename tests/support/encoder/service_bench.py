@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.item_records import IMAGE_LIMITS, item_record
@@ -40,6 +41,7 @@ class TimidEngine:
     dtype = "float32"
     max_num_tokens = 100
     item_limits = IMAGE_LIMITS
+    unserved_modalities: Mapping[Modality, str] = MappingProxyType({})
     max_item_embeds = 50
 
     def __init__(self, worker: AsyncStoreSession) -> None:

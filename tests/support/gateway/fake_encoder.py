@@ -64,6 +64,7 @@ class FakeEncoder:
     on_seal: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None
     pieces: int = 1  # of each item
     item_limits: Mapping[Modality, int] = field(default_factory=lambda: IMAGE_LIMITS)
+    unserved_modalities: Mapping[Modality, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.before_start.set()
@@ -78,6 +79,7 @@ class FakeEncoder:
             model=MODEL,
             namespace_digest=self.digest,
             item_limits=dict(self.item_limits),
+            unserved_modalities=dict(self.unserved_modalities),
             store=self.store,
             num_slots=16,
         )

@@ -1,6 +1,8 @@
 """The real encoder but for vLLM: `JobRunner`, `StoreClient`, `Ledger`, `Reporter`, `ReplyReader`."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.flight_model import FlightModel
@@ -10,7 +12,7 @@ from tests.support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, J
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeJob, Message
+from triptych_common.protocol.messages import EncodeJob, Message, Modality
 from triptych_common.protocol.store import SHM, Cancel, Seal
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.jobs.encode_gate import EncodeGate
@@ -69,6 +71,7 @@ class EngineModel:
     dtype = DTYPE
     max_num_tokens = 1000
     item_limits = IMAGE_LIMITS
+    unserved_modalities: Mapping[Modality, str] = MappingProxyType({})
     max_item_embeds = 500
 
     def __init__(self, rows: dict[str, int]) -> None:

@@ -74,6 +74,7 @@ class Encoder(Protocol):
 
     dtype: str
     max_item_embeds: int
+    unserved_modalities: Mapping[Modality, str]  # that the model has, each with the reason
 
     @property
     def item_limits(self) -> Mapping[Modality, int]:

@@ -19,7 +19,7 @@ from triptych_common.bus import AsyncBus, Delivery, check_login, drop_idle_consu
 from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.domain.media_bounds import AudioBounds
-from triptych_common.protocol.messages import Compute, InstanceRecord, Role
+from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
@@ -258,6 +258,10 @@ class EncoderService:
             namespace_digest=self._digest,
             dtype=self._engine.dtype,
             item_limits=dict(self._engine.item_limits),
+            unserved_modalities={
+                modality: reason[:MAX_REASON_CHARS]
+                for modality, reason in self._engine.unserved_modalities.items()
+            },
             max_item_embeds=self._engine.max_num_tokens,
             store=self._store_client.store,
             host=settings.host_name,

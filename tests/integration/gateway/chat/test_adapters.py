@@ -6,11 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
+from triptych_common.protocol.messages import Modality
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes())}}
 USER = {"role": "user", "content": "read"}
@@ -61,6 +63,17 @@ async def test_readiness_which_needs_no_key_has_their_number_alone(redis_url: st
         assert {each["instance"]: each["num_adapters"] for each in ready.json()["instances"]}["pd-0"] == 2
         assert "french" not in ready.text
         assert "dutch" not in ready.text
+
+
+async def test_readiness_has_the_modalities_that_are_not_served(redis_url: str, tmp_path: Path) -> None:
+    unserved = {Modality.VIDEO: "no video fits"}
+    async with opened_system(redis_url, tmp_path) as system:
+        encoder = FakeEncoder(system.bus, name="encoder-1", unserved_modalities=unserved)
+        async with encoder.running():
+            await system.refresh()
+            ready = (await system.http.get("/health/ready")).json()
+    shown = {each["instance"]: each["unserved_modalities"] for each in ready["instances"]}
+    assert shown["encoder-1"] == {"video": "no video fits"}
 
 
 async def test_a_request_without_a_model_means_no_adapter(redis_url: str, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ The worker is the real one (`WritingWorker`: one copy into the region, then the 
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from tests.support.fast.processes.tally import note_encode
 from tests.support.fast.processes.tensors import DTYPE, MAX_GRID, grid_of, tensor_chunks, width_of
 from tests.support.item_records import IMAGE_LIMITS, item_record
-from triptych_common.protocol.messages import EncodeJob
+from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.pieces import row_ranges
@@ -30,6 +32,7 @@ class FastEncodeEngine:
     dtype = DTYPE
     max_num_tokens = 4096
     item_limits = IMAGE_LIMITS
+    unserved_modalities: Mapping[Modality, str] = MappingProxyType({})
     max_item_embeds = MAX_GRID * MAX_GRID
 
     def __init__(

@@ -22,9 +22,10 @@ from triptych_encoder.encoding import (
     PreprocessFailedError,
     PreprocessLimits,
 )
+from triptych_encoder.preprocessing import preprocessor as preprocessing
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
-from triptych_encoder.preprocessing.references import IMAGE_SIZES
+from triptych_encoder.preprocessing.references import IMAGE_SIZES, reference_media
 
 PICTURE = saved(Image.new("RGB", (56, 28), (9, 9, 9)), "PNG")
 LIMITS = PreprocessLimits(
@@ -193,6 +194,18 @@ async def test_a_model_that_takes_no_image_of_ours_is_not_served(renderer: Rende
     with pytest.raises(EngineFailedError):
         await Preprocessor(renderer, LIMITS).learn_item_schemas([Modality.IMAGE])
     assert renderer.num_calls == len(IMAGE_SIZES)
+
+
+async def test_a_modality_that_is_not_served_has_its_own_reason(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = {Modality.IMAGE: reference_media(Modality.IMAGE), Modality.VIDEO: {"frames": object()}}
+    monkeypatch.setattr(preprocessing, "reference_media", media.__getitem__)
+    made = Preprocessor(renderer, LIMITS)
+    await made.learn_item_schemas(media)
+    assert made.modalities == (Modality.IMAGE,)
+    assert list(made.unserved) == [Modality.VIDEO]
+    assert "AttributeError" in made.unserved[Modality.VIDEO]
 
 
 async def test_preprocessing_is_bounded_in_time(renderer: Renderer) -> None:

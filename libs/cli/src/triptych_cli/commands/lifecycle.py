@@ -8,6 +8,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from rich.markup import escape
+
+from triptych_cli.commands.tables.instance_table import read_records, unserved_lines
 from triptych_cli.console import StartProgress, err, fail, out, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.roles import is_named
@@ -20,6 +23,7 @@ from triptych_cli.system.joining import JoinError, join_target
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME
+from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry import setup_logging
 
 
@@ -75,6 +79,7 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
     if last is not None and last.kind == "ready" and last.status is not None:
         if last.status.endpoint:
             _show_endpoint(last.status)
+            _show_unserved()
         if last.status.host is not None:
             _show_host(last.status.host)
         out.print("[dim]./triptych status | logs SERVICE | trace REQUEST_ID | down[/]")
@@ -102,6 +107,13 @@ def _show_endpoint(status: SystemStatus) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def _show_unserved() -> None:
+    """Media that the model takes and the system does not. Without Redis this is not known, and not shown."""
+    with contextlib.suppress(TriptychError, OSError):
+        for line in unserved_lines(asyncio.run(read_records())):
+            out.print(f"[yellow]{escape(line)}[/]")
 
 
 def _show_host(host: HostStatus) -> None:

@@ -27,9 +27,11 @@ IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
 MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can declare more, which the gateway refuses
 MAX_ADAPTERS = 1000  # that one instance announces
 MAX_ADAPTER_CHARS = 200
+MAX_REASON_CHARS = 300
 MAX_FABRIC_LINKS = 64  # that one agent announces
 
 
+Reason = Annotated[str, StringConstraints(max_length=MAX_REASON_CHARS)]
 Flow = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 
 
@@ -324,6 +326,7 @@ class InstanceRecord(Message):
     namespace_digest: NamespaceDigestText | None = None  # weights, processor, dtype, vLLM version
     dtype: str | None = None
     item_limits: dict[Modality, PositiveInt] = Field(default_factory=dict)  # of a request, that it encodes
+    unserved_modalities: dict[Modality, Reason] = Field(default_factory=dict)  # that its model has, and why
     placeholder_tokens: tuple[PlaceholderToken, ...] = ()  # of its model; text may not contain them
     max_item_embeds: PositiveInt | None = None  # largest item this instance can hold
     max_model_len: PositiveInt | None = None  # tokens of a prompt and its answer, together
@@ -334,7 +337,7 @@ class InstanceRecord(Message):
     transports: tuple[Transport, ...] = ()  # how tensors may come to it or go from it, best first
     device: Name | None = None  # UUID of its GPU, for cuda_ipc
     slab_generation: PositiveInt | None = None  # of the store whose slab it has mapped and read
-    slab_failure: Annotated[str, StringConstraints(max_length=300)] | None = None  # why it cannot
+    slab_failure: Reason | None = None  # why it cannot
     compute: Compute | None = None  # of an engine
     kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again

@@ -13,6 +13,10 @@ from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.config import ConnectorConfig
 
 _PACKAGE = "triptych_vllm_connector"
+_SERVED_WHOLE = (
+    "Serve it by instances that do all of a request: TRIPTYCH_ROLE=encode-prefill-decode, "
+    "`./triptych up --encode-prefill-decodes 1`"
+)
 ENGINE_END_S = 5  # to send final acks, and to end its workers; by vLLM's default it is killed at once
 
 
@@ -112,7 +116,8 @@ def check_division(args: Any, role: Role) -> None:
     """Check that an instance of `role` can serve the model. `args`: vLLM's options, as parsed.
 
     Raises:
-        UndividedModelError: it is an encoder-decoder model, and the role has not all of its stages.
+        UndividedModelError: it is an encoder-decoder model, and the role has not all of its stages; or the
+            role is to encode items one by one, and the model's processor looks at all items of a request.
     """
     from vllm.transformers_utils.config import get_config, is_encoder_decoder
 
@@ -127,8 +132,30 @@ def check_division(args: Any, role: Role) -> None:
     if is_encoder_decoder(config):
         raise UndividedModelError(
             f"{args.model} is an encoder-decoder model, whose stages cannot be apart: its decoder attends to "
-            "all of the encoder's output in every layer. Serve it by instances that do all of it: "
-            "TRIPTYCH_ROLE=encode-prefill-decode, `./triptych up --encode-prefill-decodes 1`"
+            f"all of the encoder's output in every layer. {_SERVED_WHOLE}"
+        )
+    if role is Role.ENCODE:
+        _check_items_are_apart(args)
+
+
+def _check_items_are_apart(args: Any) -> None:
+    """Raises UndividedModelError: what the model's processor makes of an item is not the item's alone."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.model_loader.utils import get_model_cls
+    from vllm.multimodal.processing import BaseMultiModalProcessor
+
+    try:
+        model_cls: Any = get_model_cls(AsyncEngineArgs.from_cli_args(args).create_model_config())
+    except (ValueError, OSError):
+        return  # as above
+    factory = getattr(model_cls, "_processor_factory", None)  # None: a model of text alone
+    # vLLM keeps processed items by their hash, as Triptych does. A processor for which that would be wrong
+    # overrides this: h2ovl cuts an image into other tiles where a request has another one, for example.
+    base = BaseMultiModalProcessor._cached_apply_hf_processor
+    if factory is not None and factory.processor._cached_apply_hf_processor is not base:
+        raise UndividedModelError(
+            f"{args.model} cannot have an encoder: {factory.processor.__name__} does not process each item by "
+            f"itself, so that its encoding depends on what else is in the request. {_SERVED_WHOLE}"
         )
 
 

@@ -21,7 +21,7 @@ def pack_tensor(tensor: torch.Tensor) -> PackedArray:
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise NotRecordableError(f"a field of {tensor.dtype}")
-    content = tensor.detach().cpu().flatten().view(torch.uint8)  # NumPy has no bfloat16
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)  # NumPy has no bfloat16
     return PackedArray.pack(name, tuple(tensor.shape), content.numpy().tobytes())
 
 

@@ -79,6 +79,11 @@ class EncodeEngine:
         limits = item_limits(self._llm.renderer.get_mm_processor())
         return {each: limits[each] for each in self._preprocessor.modalities}
 
+    @property
+    def unserved_modalities(self) -> Mapping[Modality, str]:
+        """Modalities of the model of which no item is taken, each with the reason."""
+        return self._preprocessor.unserved
+
     async def learn_item_schemas(self) -> None:
         """See `Preprocessor.learn_item_schemas`."""
         renderer = self._llm.renderer

@@ -58,6 +58,7 @@ class Preprocessor:
         )
         self._render_lock = threading.Lock()  # neither processors nor tokenizers take two threads
         self._schemas: dict[Modality, ItemSchema] = {}
+        self.unserved: dict[Modality, str] = {}  # modalities of the model that are not taken, and why
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -70,8 +71,8 @@ class Preprocessor:
         Raises:
             EngineFailedError: too few of them could be preprocessed, of any modality.
         """
-        failure: BaseException | None = None
         for modality in modalities:
+            failure: BaseException | None = None
             samples: list[Sample] = []
             for name, media in reference_media(modality).items():
                 work = partial(self._process, modality, media, "reference", {})
@@ -86,8 +87,9 @@ class Preprocessor:
                 self._schemas[modality] = ItemSchema(samples)
             else:
                 log.warning("modality not served", modality=modality, error=repr(failure)[:500])
+                self.unserved[modality] = f"the model's processor takes too few of our media: {failure!r}"
         if not self._schemas:
-            raise EngineFailedError(f"the model's processor takes no reference media: {failure!r}"[:1000])
+            raise EngineFailedError(f"no media are served: {self.unserved}"[:1000])
 
     async def prepare(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Off the event loop.

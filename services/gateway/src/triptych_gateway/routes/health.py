@@ -59,6 +59,7 @@ def health_routes(
                     "transports": r.transports,
                     "device": r.device,
                     "slab_failure": r.slab_failure,
+                    "unserved_modalities": {str(each): why for each, why in r.unserved_modalities.items()},
                 }
                 for r in view.records
             ],

@@ -126,7 +126,7 @@ def as_json(records: Sequence[InstanceRecord]) -> dict[str, Any]:
 
 def _instance_json(record: InstanceRecord) -> dict[str, Any]:
     fields = {"instance", "role", "store", "url", "model", "namespace_digest", "draining"}
-    return record.model_dump(mode="json", include=fields)
+    return record.model_dump(mode="json", include=fields | {"unserved_modalities"})
 
 
 def _load_json(agent: InstanceRecord) -> dict[str, Any]:
