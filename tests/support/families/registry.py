@@ -6,6 +6,7 @@ from types import MappingProxyType
 from tests.support.families.family import Family, MediaKind
 from tests.support.families.makers.llava import llava, llava_onevision
 from tests.support.families.makers.omni import qwen2_5_omni, qwen3_omni
+from tests.support.families.makers.published import qwen2_5_vl_7b
 from tests.support.families.makers.qwen2_audio import qwen2_audio
 from tests.support.families.makers.qwen_vl import qwen2_5_vl, qwen2_vl, qwen3_vl
 from tests.support.families.makers.tagged import gemma3, mistral3
@@ -38,4 +39,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 WHOLE_FAMILIES: Mapping[str, Family] = MappingProxyType(
     {"blip2": Family(blip2, {IMAGE: 1}), "whisper": Family(whisper, {AUDIO: 1})}
 )
-ALL_FAMILIES: Mapping[str, Family] = MappingProxyType({**FAMILIES, **WHOLE_FAMILIES})
+# As a user downloads it, but for its size.
+PUBLISHED_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"qwen2_5_vl_7b": Family(qwen2_5_vl_7b, {IMAGE: 4, VIDEO: 2}, VISUAL)}
+)
+ALL_FAMILIES: Mapping[str, Family] = MappingProxyType({**FAMILIES, **WHOLE_FAMILIES, **PUBLISHED_FAMILIES})

@@ -74,11 +74,15 @@ class Encoder(Protocol):
 
     dtype: str
     max_item_embeds: int
-    unserved_modalities: Mapping[Modality, str]  # that the model has, each with the reason
 
     @property
     def item_limits(self) -> Mapping[Modality, int]:
         """Items of a request, of the modalities that it takes."""
+        ...
+
+    @property
+    def unserved_modalities(self) -> Mapping[Modality, str]:
+        """Modalities of the model that it does not take, each with the reason."""
         ...
 
     @property

@@ -7,5 +7,6 @@ tiled        InternVL and Idefics3: large images are cut into tiles
 tagged       Gemma 3 and Mistral3: tokens of text stand around and between the embeddings
 qwen2_audio  Qwen2-Audio
 omni         Qwen2.5-Omni, Qwen3-Omni: images, videos and sounds
+published    Qwen2.5-VL with the published settings, in its published dtype
 whole        BLIP-2 and Whisper, which no encoder serves
 """
