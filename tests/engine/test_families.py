@@ -1,6 +1,7 @@
 """Every family of models through the whole system: what one engine answers, token for token.
 
 A third of them, another each day; `TRIPTYCH_FAMILIES=all`, or names with commas between them, for others.
+In float32, and every other time in bfloat16, in which they are published; `TRIPTYCH_FAMILIES_DTYPE` for one.
 """
 
 import os
@@ -16,12 +17,12 @@ import orjson
 import psutil
 import pytest
 
-from tests.support.families.answers import TokenAnswer, answers_to, difference
+from tests.support.families.answers import TOLERANCE, TokenAnswer, answers_to, difference
 from tests.support.families.family import MAX_MODEL_LEN
 from tests.support.families.folders import family_folder
 from tests.support.families.questions import family_questions
 from tests.support.families.registry import FAMILIES
-from tests.support.real.system import EXACT, ROOT, START_TIMEOUT_S, System, running_system
+from tests.support.real.system import ROOT, START_TIMEOUT_S, System, running_system
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
@@ -32,14 +33,21 @@ ENGINES = ("encoder-0", "prefill_decode-0")
 LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
 
 
+# Two engines that batch differently round differently in bfloat16.
+TOLERANCES = {"float32": TOLERANCE, "bfloat16": 0.001}
+DAY = datetime.now(UTC).toordinal()  # once: midnight may come in between
+DTYPE = os.environ.get("TRIPTYCH_FAMILIES_DTYPE", [*TOLERANCES][DAY // NUM_PARTS % 2])
+DTYPE_OPTION = f"--dtype={DTYPE}"
+
+
 def chosen_families() -> list[str]:
     asked = os.environ.get("TRIPTYCH_FAMILIES")
     if asked is not None:
         return list(FAMILIES) if asked == "all" else asked.split(",")
-    return list(FAMILIES)[datetime.now(UTC).toordinal() % NUM_PARTS :: NUM_PARTS]
+    return list(FAMILIES)[DAY % NUM_PARTS :: NUM_PARTS]
 
 
-CHOSEN = chosen_families()  # once: midnight may come in between
+CHOSEN = chosen_families()
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     folder = tmp_path_factory.mktemp("alone")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.families.answer_alone", folder, *CHOSEN],
+            [sys.executable, "-m", "tests.support.families.answer_alone", folder, DTYPE, *CHOSEN],
             cwd=ROOT, stdout=log, stderr=log,
         )  # fmt: skip
         try:
@@ -85,8 +93,8 @@ def test_answers_equal_those_of_one_engine(name: str, alone: Alone, tmp_path: Pa
     model = family_folder(name)
     bodies = [question.body(model.name) for question in family_questions(FAMILIES[name])]
     with running_system(
-        f"--encoder-args={shlex.join([*EXACT, *FAMILIES[name].engine_options])}",
-        f"--prefill-decode-args={shlex.join([*EXACT, *LENGTHS])}",
+        f"--encoder-args={shlex.join([DTYPE_OPTION, *FAMILIES[name].engine_options])}",
+        f"--prefill-decode-args={shlex.join([DTYPE_OPTION, *LENGTHS])}",
         model=model,
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",
         is_forked=True,
@@ -102,7 +110,7 @@ def test_answers_equal_those_of_one_engine(name: str, alone: Alone, tmp_path: Pa
         f"{time}: {number}: {why}"
         for time, answers in (("first", got), ("again", again))
         for number, (want, answer) in enumerate(zip(expected, answers, strict=True))
-        if (why := difference(want, answer))
+        if (why := difference(want, answer, TOLERANCES[DTYPE]))
     ]
     assert not wrong, "\n".join(wrong)
     assert FAMILIES[name].towers, "nothing is known of its towers"

@@ -1,6 +1,6 @@
 """A program: what one vLLM engine, in one process, answers to families' questions.
 
-    python -m tests.support.families.answer_alone FOLDER NAME ...
+    python -m tests.support.families.answer_alone FOLDER DTYPE NAME ...
 
 Writes FOLDER/NAME.json, one family after the other: vLLM is imported once for all of them.
 """
@@ -22,7 +22,7 @@ from tests.support.real.system import MONOLITH_ENVIRONMENT
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 
-def answer(name: str) -> list[TokenAnswer]:
+def answer(name: str, dtype: str) -> list[TokenAnswer]:
     """Family `name`'s, in the order of its questions."""
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -32,7 +32,7 @@ def answer(name: str) -> list[TokenAnswer]:
     options = parser.parse_args(
         [
             f"--model={family_folder(name)}",
-            "--dtype=float32",
+            f"--dtype={dtype}",
             "--enforce-eager",
             *FAMILIES[name].engine_options,
         ]
@@ -57,9 +57,9 @@ def main() -> None:
     os.environ.update(MONOLITH_ENVIRONMENT | QUIET)
     from vllm.distributed import cleanup_dist_env_and_memory  # after the environment is set
 
-    folder, *names = sys.argv[1:]
+    folder, dtype, *names = sys.argv[1:]
     for name in names:
-        answers = [asdict(each) for each in answer(name)]
+        answers = [asdict(each) for each in answer(name, dtype)]
         # Nothing is left for the next family's engine: groups of processes are made for a model's kind.
         cleanup_dist_env_and_memory()
         whole = Path(folder) / f"{name}.part"
