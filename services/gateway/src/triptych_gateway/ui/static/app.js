@@ -102,6 +102,7 @@ function App() {
       <img src="ui/icon.svg" alt="" width="22" height="22" />
       <h1>Triptych</h1>
       ${system && html`<span class="quiet">${system.models.join(", ")}</span>`}
+      <a href="docs">API documentation</a>
       <span class="link-state ${link.state}" title=${link.message}>
         <span class="dot ${link.state === "live" ? (system?.ready ? "ready" : "draining") : "away"}"></span>
         ${link.state === "live" ? (system?.ready ? "live" : "not ready") : link.state === "key" ? "no key" : link.state}

@@ -6,6 +6,7 @@ import { bytes } from "./format.js";
 
 const MAX_BYTES = 20 << 20;
 const MAX_TOKENS = 256;
+const QUESTION = "read the digits"; // the documents' example: the demo model has learned it
 
 function readDataUrl(file) {
   return new Promise((resolve, reject) => {
@@ -45,8 +46,8 @@ async function ask({ model, question, image, signal, onText, onRequest }) {
 }
 
 export function Ask({ models, onRequest }) {
-  const [image, setImage] = useState(null); // { file, url }
-  const [question, setQuestion] = useState("What is in this image?");
+  const [image, setImage] = useState(null); // { file, url, error }: with an error nothing is sent
+  const [question, setQuestion] = useState(QUESTION);
   const [chosen, setModel] = useState("");
   const [answer, setAnswer] = useState(null); // { text, error, is_running }
   const [is_over, setIsOver] = useState(false);
@@ -56,17 +57,17 @@ export function Ask({ models, onRequest }) {
 
   function take(file) {
     if (!file) return;
-    if (image) URL.revokeObjectURL(image.url);
-    if (!file.type.startsWith("image/")) {
-      setImage(null);
-      setAnswer({ text: "", error: "This file is not an image.", is_running: false });
-    } else if (file.size > MAX_BYTES) {
-      setImage(null);
-      setAnswer({ text: "", error: `This image has more than ${bytes(MAX_BYTES)}.`, is_running: false });
-    } else {
-      setImage({ file, url: URL.createObjectURL(file) });
-      setAnswer(null);
-    }
+    let error = "";
+    if (!file.type.startsWith("image/")) error = "This file is not an image";
+    else if (file.size > MAX_BYTES) error = `This image has more than ${bytes(MAX_BYTES)}`;
+    replaceImage({ file, url: error ? null : URL.createObjectURL(file), error });
+  }
+
+  function replaceImage(next) {
+    if (image?.url) URL.revokeObjectURL(image.url);
+    setImage(next);
+    setAnswer(null);
+    input.current.value = ""; // the same file can be chosen again
   }
 
   async function send(event) {
@@ -121,12 +122,14 @@ export function Ask({ models, onRequest }) {
     <header><h2>Ask</h2></header>
     <form onSubmit=${send}>
       <div class="drop ${is_over ? "over" : ""}">
-        ${image
-          ? html`<img src=${image.url} alt=${image.file.name} />`
-          : html`<span class="quiet">Drop an image here</span>`}
+        ${!image && html`<span class="quiet">Drop an image here</span>`}
+        ${image?.url && html`<img src=${image.url} alt=${image.file.name} />`}
+        ${image?.error &&
+        html`<p class="error" role="alert">${image.error}; nothing is sent. Choose an image, or remove the file.</p>`}
         <button type="button" class="link" onClick=${() => input.current.click()}>
           ${image ? `${image.file.name} · ${bytes(image.file.size)} · change` : "or choose one"}
         </button>
+        ${image && html`<button type="button" class="link" onClick=${() => replaceImage(null)}>remove</button>`}
         <input ref=${input} type="file" accept="image/*" hidden
           onChange=${(event) => take(event.target.files[0])} />
       </div>
@@ -140,7 +143,7 @@ export function Ask({ models, onRequest }) {
         </select></label>`}
       ${answer?.is_running
         ? html`<button type="button" onClick=${() => running.current?.abort()}>Stop</button>`
-        : html`<button class="main" disabled=${!model || !question.trim()}>Ask</button>`}
+        : html`<button class="main" disabled=${!model || !question.trim() || image?.error}>Ask</button>`}
     </form>
     ${answer &&
     html`<div class="answer" aria-live="polite" data-state=${answer.is_running ? "running" : "ended"}>

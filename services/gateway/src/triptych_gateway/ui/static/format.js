@@ -32,3 +32,12 @@ export function median(values) {
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
 export const sum = (values) => values.reduce((total, each) => total + each, 0);
+
+// Of an axis from 0 to `total` ms: at most seven [ms, label], at 1, 2 or 5 times a power of ten.
+export function ticks(total) {
+  const unit = 10 ** Math.floor(Math.log10(total / 6));
+  const step = unit * [1, 2, 5, 10].find((times) => times * unit >= total / 6);
+  const [divisor, name] = total >= 1000 ? [1000, "s"] : [1, "ms"];
+  const label = (value) => (value ? `${Number((value / divisor).toPrecision(6))} ${name}` : "0");
+  return Array.from({ length: Math.floor(total / step) + 1 }, (_, index) => [index * step, label(index * step)]);
+}

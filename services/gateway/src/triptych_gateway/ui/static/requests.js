@@ -1,7 +1,7 @@
 // The list of recent requests, and where the time of one of them went.
 
-import { html } from "./htm-preact-3.1.1.js";
-import { bytes, clock, ms, number, plural, sum } from "./format.js";
+import { html, useState } from "./htm-preact-3.1.1.js";
+import { bytes, clock, ms, number, plural, sum, ticks } from "./format.js";
 
 const MAX_ROWS = 100;
 
@@ -64,23 +64,26 @@ function Row({ each, is_selected, onSelect }) {
       ${each.key_name && html`<span class="quiet"> ${each.key_name}</span>`}</td>
     <td class="quiet">${each.route.replace("/v1/", "")}</td>
     <td><${State} request=${each} /></td>
-    <td class="n">${each.num_items || ""}</td>
-    <td class="n">${numAvoided(each) || ""}</td>
+    <td class="n">${number(each.num_items)}</td>
+    <td class="n">${number(numAvoided(each))}</td>
     <td class="n">${ms(each.first_token_ms)}</td>
     <td class="n">${ms(each.duration_ms)}</td>
     <td class="n">${each.num_tokens === null ? "" : number(each.num_tokens)}</td>
   </tr>`;
 }
 
-// Stages that follow each other under one name are one bar; those of no length are left out.
-function barsOf(request) {
-  const bars = [];
-  for (const each of request.stages) {
-    const last = bars.at(-1);
-    if (last && last.stage === each.stage) last.to_ms = each.to_ms;
-    else bars.push({ ...each });
+// One row for each stage, with a bar for each time that the request was in it. Bars of no length are left out.
+function rowsOf(request) {
+  const rows = new Map();
+  for (const { stage, from_ms, to_ms } of request.stages) {
+    const bars = rows.get(stage) ?? [];
+    if (bars.at(-1)?.to_ms === from_ms) bars.at(-1).to_ms = to_ms;
+    else bars.push({ from_ms, to_ms });
+    rows.set(stage, bars);
   }
-  return bars.filter((bar) => bar.to_ms - bar.from_ms >= 0.05);
+  return [...rows]
+    .map(([stage, bars]) => [stage, bars.filter((bar) => bar.to_ms - bar.from_ms >= 0.05)])
+    .filter(([, bars]) => bars.length);
 }
 
 function Bar({ kind, from, to, total, title }) {
@@ -117,6 +120,16 @@ function Item({ item, index, total, until }) {
   </div>`;
 }
 
+// By a selection: `navigator.clipboard` is missing where the page comes over plain HTTP from another host.
+function CopyButton({ id }) {
+  const [copied, setCopied] = useState(null); // the id that was copied last
+  const copy = (event) => {
+    getSelection().selectAllChildren(event.currentTarget.parentElement.querySelector("code"));
+    if (document.execCommand("copy")) setCopied(id);
+  };
+  return html`<button class="link" title="copy the request id" onClick=${copy}>${copied === id ? "copied" : "copy"}</button>`;
+}
+
 export function Waterfall({ request }) {
   if (!request) {
     return html`<section class="card waterfall"><header><h2>Where the time went</h2></header>
@@ -130,35 +143,40 @@ export function Waterfall({ request }) {
     request.way && `${request.way} encode`,
     request.num_prompt_tokens !== null && `${number(request.num_prompt_tokens)} tokens in`,
     request.num_tokens !== null && `${number(request.num_tokens)} out`,
-    numAvoided(request) > 0 && `${plural(numAvoided(request), "encode")} avoided`,
+    request.num_items > 0 && `${plural(numAvoided(request), "encode")} avoided`,
+    first !== null && `first token after ${ms(first)}`,
   ].filter(Boolean);
+  const at = (time) => ({ left: `${Math.min(100, (100 * time) / total)}%` });
+  const axis = ticks(total);
   return html`<section class="card waterfall" aria-label="waterfall" data-of=${request.request_id}>
     <header>
       <h2>Where the time went</h2>
       <${State} request=${request} />
       <code class="right quiet">${request.request_id}</code>
+      <${CopyButton} id=${request.request_id} />
     </header>
     <p class="quiet">${facts.join(" · ")}</p>
     <div class="rows">
-      ${barsOf(request).map((bar) => {
-        const [name, what] = STAGES[bar.stage] ?? [bar.stage, ""];
-        return html`<div class="row" data-stage=${bar.stage} title=${what}>
+      ${rowsOf(request).map(([stage, bars]) => {
+        const [name, what] = STAGES[stage] ?? [stage, ""];
+        return html`<div class="row" key=${stage} data-stage=${stage} title=${what}>
           <span class="label">${name}</span>
-          <div class="track"><${Bar} kind=${bar.stage} from=${bar.from_ms} to=${bar.to_ms} total=${total} /></div>
-          <span class="n">${ms(bar.to_ms - bar.from_ms)}</span>
+          <div class="track">${bars.map((bar) => html`<${Bar} kind=${stage} from=${bar.from_ms} to=${bar.to_ms}
+            total=${total} title=${`${ms(bar.to_ms - bar.from_ms)}: ${what}`} />`)}</div>
+          <span class="n">${ms(sum(bars.map((bar) => bar.to_ms - bar.from_ms)))}</span>
         </div>`;
       })}
       ${request.items.map((item, index) => html`<${Item} item=${item} index=${index} total=${total}
         until=${first ?? request.duration_ms} />`)}
-      ${first !== null &&
-      html`<div class="marks"><span></span><div class="track">
-        <span class="mark" style=${{ left: `${Math.min(100, (100 * first) / total)}%` }}></span>
-      </div></div>`}
+      <div class="marks"><span></span><div class="track">
+        ${axis.map(([time]) => html`<span class="grid" style=${at(time)}></span>`)}
+        ${first !== null && html`<span class="mark" style=${at(first)}></span>`}
+      </div></div>
     </div>
-    <footer class="quiet">
-      <span>0</span>
-      <span>${first === null ? "" : `first token after ${ms(first)}`}</span>
-      <span>${ms(total)}</span>
+    <footer class="row axis">
+      <span></span>
+      <div>${axis.map(([time, label]) => html`<span class="tick quiet" style=${at(time)}>${label}</span>`)}</div>
+      <span class="n">${ms(total)}</span>
     </footer>
   </section>`;
 }
