@@ -71,6 +71,19 @@ def test_prefill_and_decode_are_the_prefill_decode_with_other_roles() -> None:
     assert set(services["gateway"]["depends_on"]) == needed
 
 
+def test_what_torch_compiles_outlives_the_container() -> None:
+    for name in ENGINES:
+        service = yaml.safe_load(COMPOSE.read_text())["services"][name]
+        folder = service["environment"]["TORCHINDUCTOR_CACHE_DIR"]
+        kept = {
+            each.partition(":")[2]: each.partition(":")[0]
+            for each in service["volumes"]
+            if isinstance(each, str)
+        }
+        (volume,) = [kept[target] for target in kept if folder.startswith(f"{target}/")]
+        assert volume == "engine-cache"
+
+
 def test_no_service_is_killed_while_it_drains() -> None:
     text = COMPOSE.read_text()
     bound = re.search(r"TRIPTYCH_DRAIN_TIMEOUT_S: \$\{TRIPTYCH_DRAIN_TIMEOUT_S:-(\d+)\}", text)

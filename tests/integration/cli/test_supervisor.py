@@ -34,6 +34,7 @@ from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import free_ports
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.topology import HttpReady, Readiness, ServiceSpec, Topology
+from triptych_common.runtime import RunDirError
 
 SUPERVISED = Path(__file__).parent / "supervised.py"
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
@@ -291,6 +292,16 @@ async def test_kill_now_cuts_a_slow_stop_short(layout: RunLayout) -> None:
             start = time.monotonic()
             asyncio.get_running_loop().call_later(0.2, watched.supervisor.kill_now)
         assert time.monotonic() - start < 10.0
+
+
+def test_compiled_code_stays_for_its_user_alone(layout: RunLayout) -> None:
+    with run_directory(layout):
+        (layout.compiled_dir / "kernel.so").touch()
+        assert layout.compiled_dir.stat().st_mode & 0o777 == 0o700
+    assert (layout.compiled_dir / "kernel.so").exists()
+    layout.compiled_dir.chmod(0o777)
+    with pytest.raises(RunDirError, match="compiled code"), run_directory(layout):
+        pass
 
 
 def test_one_supervisor_per_run_directory(layout: RunLayout) -> None:

@@ -1,15 +1,33 @@
 """Before an instance registers its engine works: that leaves nothing, and ends with the signal."""
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from triptych_common.runtime import StopSignal
-from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, NUM_PROMPT_TOKENS, WarmUpError, warm_up
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from vllm.exceptions import VLLMValidationError
+
+    from triptych_prefill_decode.warm_up import (
+        NUM_FURTHER_TOKENS,
+        NUM_OUTPUT_TOKENS,
+        NUM_PROMPT_TOKENS,
+        WAYS_OF_SAMPLING,
+        WarmUpError,
+        warm_up,
+        warm_up_works,
+    )
+    from triptych_vllm_connector.host.engine_watchdog import StallCheck
+    from triptych_vllm_connector.plugin import RELEASE_BACKEND
+    from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE, WorkerRpc
 
 LONG_S = 60.0
 PARAMS = object()
@@ -60,6 +78,8 @@ class Engine:
         self.has_begun = asyncio.Event()
         self.num_aborted = 0
         self.num_resets = 0
+        self.calls: list[str] = []  # of methods of the worker, and of EngineCore
+        self.engine_core = SimpleNamespace(call_utility_async=self.collective_rpc)
 
     def get_tokenizer(self) -> Any:
         return self._tokenizer
@@ -86,11 +106,17 @@ class Engine:
         self.num_resets += 1
         return True
 
+    async def collective_rpc(self, method: str) -> None:
+        self.calls.append(method)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
 
 async def run(engine: Engine, stop: StopSignal | None = None, step_timeout_s: float = LONG_S) -> None:
     async with asyncio.timeout(10):
         work = partial(engine.generate, sampling_params=PARAMS)
-        await warm_up(engine, work, stop or StopSignal(), step_timeout_s)
+        await warm_up(engine, [work], stop or StopSignal(), StallCheck(step_timeout_s, None))
 
 
 async def test_the_engine_prefills_and_decodes() -> None:
@@ -111,7 +137,7 @@ async def test_a_model_that_pools_pools() -> None:
         engine.prompts.append(prompt["prompt_token_ids"])
         yield SimpleNamespace(outputs=SimpleNamespace(data=[1.0]), finished=True)
 
-    await warm_up(engine, partial(encode, pooling_params=PARAMS), StopSignal(), LONG_S)
+    await warm_up(engine, [partial(encode, pooling_params=PARAMS)], StopSignal(), StallCheck(LONG_S, None))
     (prompt,) = engine.prompts
     assert len(prompt) == NUM_PROMPT_TOKENS
     assert engine.num_resets == 1
@@ -119,8 +145,46 @@ async def test_a_model_that_pools_pools() -> None:
 
 async def test_without_work_nothing_is_done() -> None:
     engine = Engine()
-    await warm_up(engine, None, StopSignal(), LONG_S)
+    await warm_up(engine, [], StopSignal(), StallCheck(LONG_S, None))
     assert not engine.prompts
+
+
+async def test_each_way_of_sampling_is_worked_and_what_vllm_refuses_is_left_out() -> None:
+    """`--max-logprobs 0` refuses log probabilities: to every caller, so nothing has to be warm."""
+    engine = Engine()
+    worked: list[Any] = []
+
+    async def generate(prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        worked.append((request_id, len(prompt["prompt_token_ids"]), sampling_params))
+        if sampling_params.prompt_logprobs is not None:
+            raise VLLMValidationError("logprobs are more than --max-logprobs")
+        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="length")])
+
+    engine.generate = generate  # type: ignore[method-assign]
+    await warm_up(engine, await warm_up_works(engine), StopSignal(), StallCheck(LONG_S, None))
+    assert len({request_id for request_id, _, _ in worked}) == len(WAYS_OF_SAMPLING)
+    assert [length for _, length, _ in worked] == [NUM_PROMPT_TOKENS] + [NUM_FURTHER_TOKENS] * (
+        len(worked) - 1
+    )
+    assert {params.max_tokens for _, _, params in worked[1:]} == {2}, "prefill and decode"
+    for field in ("logprobs", "prompt_logprobs", "seed", "structured_outputs", "logit_bias", "bad_words"):
+        assert any(getattr(params, field) not in (None, []) for _, _, params in worked), field
+    assert engine.calls == [KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE, RELEASE_BACKEND]
+
+
+async def test_a_first_work_that_is_refused_ends_the_start() -> None:
+    engine = Engine([VLLMValidationError("no text")])
+    with pytest.raises(WarmUpError, match="no text"):
+        await run(engine)
+
+
+def test_random_numbers_are_drawn_again() -> None:
+    worker = WorkerRpc()
+    worker.device = SimpleNamespace(type="cpu")  # type: ignore[attr-defined]
+    worker.triptych_keep_random_state()
+    first = torch.rand(3).tolist(), np.random.rand(3).tolist()
+    worker.triptych_restore_random_state()
+    assert (torch.rand(3).tolist(), np.random.rand(3).tolist()) == first
 
 
 async def test_nothing_of_it_is_counted_or_kept() -> None:

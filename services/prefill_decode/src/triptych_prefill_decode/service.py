@@ -26,10 +26,7 @@ from vllm.entrypoints.launchers.cli_args import (
     resolve_default_chat_template_kwargs,
     validate_parsed_serve_args,
 )
-from vllm.pooling_params import PoolingParams
 from vllm.renderers.chat_utils import load_chat_template
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tasks import POOLING_TASKS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -49,7 +46,7 @@ from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tokens
 from triptych_prefill_decode.settings import PrefillDecodeSettings
-from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
+from triptych_prefill_decode.warm_up import warm_up, warm_up_works
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
@@ -142,8 +139,9 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
             try:
                 async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:
                     if settings.warm_up:
-                        work = await _warm_up_work(engine)
-                        await warm_up(engine, work, stop, settings.engine_timeout_s)
+                        works = await warm_up_works(engine)
+                        check = StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=on_gpu))
+                        await warm_up(engine, works, stop, check)
                     if not stop.is_set:
                         await service.run(stop)
             finally:
@@ -178,26 +176,6 @@ async def _reject_handover(engine: Any, request_id: str, params: dict[str, Any])
     """The owner of the KV cache that `params` name is told to free it."""
     with contextlib.suppress(EngineDeadError):  # it is freed when its lease is over
         await engine.notify_kv_transfer_request_rejected(request_id, params)
-
-
-async def _warm_up_work(engine: Any) -> WarmUpWork | None:
-    """What the model does; None: neither tokens nor pooled numbers.
-
-    Greedy: the state of the engine's random numbers stays as its seed made it.
-    """
-    tasks = await engine.get_supported_tasks()
-    if "generate" in tasks:
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=NUM_OUTPUT_TOKENS,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        return partial(engine.generate, sampling_params=params)
-    for task in POOLING_TASKS:
-        if task in tasks and task != "plugin":  # whose input is a plugin's own
-            return partial(engine.encode, pooling_params=PoolingParams(task=task))
-    return None
 
 
 async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:

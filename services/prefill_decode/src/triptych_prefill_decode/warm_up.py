@@ -1,24 +1,54 @@
 """Warm-up: the first steps of an engine are slow, so work that no caller waits for takes them.
 
-A model that generates generates a few tokens, one that pools pools a text. What is set up with the first step
-(kernels, buffers, the client's reading of outputs) is then there when the instance registers. It also shows
-that the engine can do its work at all.
+A model that generates generates a few tokens in each way of sampling that callers can ask for, one that pools
+pools a text. What is set up with the first use (kernels, libraries, buffers, the client's reading of outputs)
+is then there when the instance registers. It also shows that the engine can do its work at all.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
+
+from vllm.exceptions import VLLMClientError
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.tasks import POOLING_TASKS
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+from triptych_vllm_connector.plugin import RELEASE_BACKEND
+from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE
 
 log = get_logger(__name__)
 
-NUM_PROMPT_TOKENS = 256  # at most; one step takes them
+NUM_PROMPT_TOKENS = 256  # of the first work, at most; one step takes them
 NUM_OUTPUT_TOKENS = 4
+NUM_FURTHER_TOKENS = 16  # in the prompt of each further work, which has two steps: prefill, decode
+WAYS_OF_SAMPLING: tuple[dict[str, Any], ...] = (
+    {"max_tokens": NUM_OUTPUT_TOKENS},
+    {"logprobs": 1, "prompt_logprobs": 1},
+    {
+        "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {0: 1.0},
+        "bad_words": ["fox"], "allowed_token_ids": [0, 1], "min_tokens": 1,
+    },
+    {"structured_outputs": StructuredOutputsParams(json_object=True)},
+    {"temperature": 1.0, "n": 2, "logprobs": 1},  # two at once: other shapes
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "top_k": 2, "top_p": 0.5, "min_p": 0.1, "seed": 0},
+)  # fmt: skip
+"""Fields of `SamplingParams`. Each has code, kernels or a library of its own, in the sampler or before it."""
+_SHORT = {
+    "temperature": 0.0,
+    "max_tokens": 2,
+    "ignore_eos": True,
+    "output_kind": RequestOutputKind.DELTA,
+}
 _TEXT = "The quick brown fox jumps over the lazy dog."
 _FAILED = frozenset({"error", "abort"})
 
@@ -42,34 +72,49 @@ class WorkingEngine(Protocol):
     """vLLM's `AsyncLLM`, as far as it is used here."""
 
     vllm_config: Any
+    engine_core: Any  # its `call_utility_async` calls a method of EngineCore
     logger_manager: Any  # takes what the engine reports of each step; None: nothing does
 
     def get_tokenizer(self) -> Any: ...
 
     async def reset_prefix_cache(self) -> bool: ...
 
+    async def collective_rpc(self, method: str) -> Any: ...
+
+
+async def warm_up_works(engine: Any) -> list[WarmUpWork]:
+    """Everything that the model of `engine`, vLLM's `AsyncLLM`, can be asked to do with a text."""
+    tasks = await engine.get_supported_tasks()
+    if "generate" in tasks:
+        return [
+            partial(engine.generate, sampling_params=SamplingParams(**{**_SHORT, **way}))
+            for way in WAYS_OF_SAMPLING
+        ]
+    for task in POOLING_TASKS:
+        if task in tasks and task != "plugin":  # whose input is a plugin's own
+            return [partial(engine.encode, pooling_params=PoolingParams(task=task))]
+    return []
+
 
 async def warm_up(
-    engine: WorkingEngine, work: WarmUpWork | None, stop: StopSignal, step_timeout_s: float
+    engine: WorkingEngine, works: Sequence[WarmUpWork], stop: StopSignal, check: StallCheck
 ) -> None:
-    """Return when the engine has done `work`, or, without that, when `stop` is set.
+    """Return when the engine has done `works`, one after the other, or, without that, when `stop` is set.
 
-    Nothing of it stays: neither in vLLM's metrics nor in the prefix cache.
+    Nothing of it stays: neither in vLLM's metrics nor in the prefix cache, and random numbers are as before.
 
     Args:
-        work: for a model that generates, `NUM_OUTPUT_TOKENS` tokens, with one output for each step; None:
-            nothing is done.
-        step_timeout_s: no step of the engine takes longer.
+        works: what may be asked of this engine. With an option of its own it may refuse all but the first.
 
     Raises:
         WarmUpError: the engine failed, died, or hangs.
     """
-    if work is None:
+    if not works:
         return
     started_s = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(_do(engine, work, step_timeout_s))
+            working = group.create_task(_do(engine, works, EngineWatchdog(check, WarmUpError)))
             stopped = group.create_task(stop.wait())
             await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
@@ -80,33 +125,54 @@ async def warm_up(
     if working.cancelled():
         log.info("warm-up ended: stop requested", elapsed_s=elapsed_s)
     else:
-        log.info("engine is warm", num_prompt_tokens=working.result(), elapsed_s=elapsed_s)
+        num_prompt_tokens, refused = working.result()
+        log.info("engine is warm", num_prompt_tokens=num_prompt_tokens, refused=refused, elapsed_s=elapsed_s)
 
 
-async def _do(engine: WorkingEngine, work: WarmUpWork, step_timeout_s: float) -> int:
-    """Return the number of the prompt's tokens.
+async def _do(
+    engine: WorkingEngine, works: Sequence[WarmUpWork], watchdog: EngineWatchdog
+) -> tuple[int, list[str]]:
+    """Return the number of the prompt's tokens, and why works were refused.
 
     Raises:
         WarmUpError: as above.
     """
-    loop = asyncio.get_running_loop()
+    refused: list[str] = []
     try:
-        async with asyncio.timeout(step_timeout_s) as limit:
-            with _uncounted(engine):
-                token_ids = _prompt(engine)
-                end: str | None = None
-                async for output in work(prompt={"prompt_token_ids": token_ids}, request_id="warm-up"):
-                    limit.reschedule(loop.time() + step_timeout_s)
-                    end = _end_of(output)
+        with _uncounted(engine):
+            token_ids = _prompt(engine)
+            async with watchdog.waiting():
+                await engine.collective_rpc(KEEP_RANDOM_STATE)
+            await _do_one(works[0], token_ids, "warm-up-0", watchdog)
+            for number, work in enumerate(works[1:], 1):
+                try:
+                    await _do_one(work, token_ids[:NUM_FURTHER_TOKENS], f"warm-up-{number}", watchdog)
+                except VLLMClientError as error:  # an option forbids it: callers are refused too
+                    refused.append(str(error))
+            async with watchdog.waiting():
+                await engine.collective_rpc(RESTORE_RANDOM_STATE)
+                await engine.engine_core.call_utility_async(RELEASE_BACKEND)
                 # False where a block is still held: what stays is evicted as all others are.
                 await engine.reset_prefix_cache()
-    except TimeoutError as error:
-        raise WarmUpError(f"warm-up: vLLM's engine has not answered for {step_timeout_s} s") from error
+    except WarmUpError:
+        raise
     except Exception as error:
         raise WarmUpError(f"warm-up: vLLM's engine cannot do its work: {error!r}") from error
+    return len(token_ids), refused
+
+
+async def _do_one(work: WarmUpWork, token_ids: list[int], request_id: str, watchdog: EngineWatchdog) -> None:
+    """Raise WarmUpError where the engine does not end it as asked."""
+    end: str | None = None
+    outputs = work(prompt={"prompt_token_ids": token_ids}, request_id=request_id)
+    while True:
+        async with watchdog.waiting():
+            output = await anext(outputs, None)
+        if output is None:
+            break
+        end = _end_of(output)
     if end is None or end in _FAILED:
         raise WarmUpError(f"warm-up: vLLM's engine ended its work with {end!r}")
-    return len(token_ids)
 
 
 def _end_of(output: Any) -> str | None:

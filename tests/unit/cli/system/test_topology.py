@@ -161,6 +161,16 @@ def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> No
     assert "HF_HUB_OFFLINE" not in remote["encoder-0"].env_defaults
 
 
+@pytest.mark.parametrize("gpus", [(), ("0",)])
+def test_what_torch_compiles_outlives_the_system(gpus: tuple[str, ...]) -> None:
+    services = by_name(planned(replace(OPTIONS, gpus=gpus)))
+    for name in ("encoder-0", "prefill_decode-0"):
+        kept = Path(services[name].env_defaults["TORCHINDUCTOR_CACHE_DIR"])
+        assert kept == LAYOUT.compiled_dir
+        assert not kept.is_relative_to(LAYOUT.run_dir)
+        assert kept.is_relative_to(LAYOUT.state_dir)
+
+
 def test_engines_own_cores_and_have_a_thread_for_each() -> None:
     services = by_name(planned(replace(OPTIONS, cores=(0, 2, 3, 5), core_policy="image_first")))
     for name, own in (("encoder-0", [0, 2]), ("prefill_decode-0", [3, 5])):

@@ -132,8 +132,9 @@ def _has_flag(arguments: Sequence[str], *flags: str) -> bool:
     return any(argument.split("=")[0] in flags for argument in arguments)
 
 
-def engine_env_defaults(options: ResolvedOptions) -> dict[str, str]:
-    defaults = dict(ENGINE_ENV)
+def engine_env_defaults(options: ResolvedOptions, layout: RunLayout) -> dict[str, str]:
+    # torch would keep it below TMPDIR, which goes with the system, and compile it again after each `up`.
+    defaults = {**ENGINE_ENV, "TORCHINDUCTOR_CACHE_DIR": str(layout.compiled_dir)}
     if not options.gpus:
         defaults |= CPU_ENGINE_ENV
     if options.model_is_local:

@@ -58,6 +58,11 @@ class RunLayout:
         return self.state_dir / "traces"
 
     @property
+    def compiled_dir(self) -> Path:
+        """Code that torch has compiled for engines. It stays when the system ends."""
+        return self.state_dir / "compiled"
+
+    @property
     def join_dir(self) -> Path:
         """What other hosts need in order to join (`shared_secrets`). It stays when the system ends."""
         return self.state_dir / "join"

@@ -148,7 +148,7 @@ def plan(
                     "TRIPTYCH_INSTANCE": engine.instance,
                     "TRIPTYCH_ENGINE_ARGS": json.dumps(list(engine.arguments)),
                 },
-                env_defaults={**engine_env_defaults(options), **engine.env_defaults},
+                env_defaults={**engine_env_defaults(options, layout), **engine.env_defaults},
                 start_timeout_s=600.0,  # loading and compiling a large model
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
                 metrics_port=metrics_port,

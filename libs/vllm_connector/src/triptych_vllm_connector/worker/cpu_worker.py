@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch._dynamo
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from triptych_vllm_connector.worker.kv.opening import prepare_kv_transfer
@@ -15,6 +16,10 @@ class TriptychCPUWorker(WorkerRpc, CPUWorker):
     model_runner: Any
 
     def init_device(self) -> None:
+        if self.model_config.enforce_eager:
+            # vLLM has torch compile helpers all the same, when a request first needs them: the ranks of log
+            # probabilities. That takes a C++ compiler, and 15 s or more of a step that all requests wait for.
+            torch._dynamo.config.disable = True
         prepare_kv_transfer(self.vllm_config)
         super().init_device()
         self.model_runner = wrap(self.model_runner, self.vllm_config.ec_transfer_config.is_ec_producer)

@@ -3,6 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import torch
 from vllm.distributed.ec_transfer.ec_connector.encoder_output_width import _measure_on_worker
 from vllm.model_executor.models.utils import StageMissingLayer
 
@@ -14,6 +16,8 @@ ENCODER_WIDTHS = "triptych_encoder_widths"
 CHECK_STEPS = "triptych_check_steps"
 COMPUTE = "triptych_compute"
 LAYERS_NOT_LOADED = "triptych_layers_not_loaded"
+KEEP_RANDOM_STATE = "triptych_keep_random_state"
+RESTORE_RANDOM_STATE = "triptych_restore_random_state"
 
 
 async def compute_of(engine: Any) -> Compute | None:
@@ -38,6 +42,19 @@ class WorkerRpc:
         """Names of the model's parts that this engine does without: towers, a language model."""
         modules = self.get_model().named_modules()
         return [name for name, module in modules if isinstance(module, StageMissingLayer)]
+
+    def triptych_keep_random_state(self: Any) -> None:
+        """Note where the random numbers of this worker are, for `triptych_restore_random_state`."""
+        gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        self.kept_random_state = np.random.get_state(), torch.get_rng_state(), gpu
+
+    def triptych_restore_random_state(self: Any) -> None:
+        """Draw the same random numbers again as after `triptych_keep_random_state`."""
+        numpy, cpu, gpu = self.kept_random_state
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, self.device)
 
     def triptych_compute(self) -> str:
         """A `Compute`, as JSON."""
