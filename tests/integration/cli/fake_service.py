@@ -3,7 +3,8 @@
     python fake_service.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--ignore-sigterm]
                            [--never-ready] [--shared-memory NAME]
 
-`--child`: starts a process of its own that outlives it.
+`--child`: starts a process of its own that outlives it. SIGUSR1: it answers no more, and does nothing;
+SIGUSR2: it answers no more, and computes.
 """
 
 import argparse
@@ -18,12 +19,21 @@ from multiprocessing.shared_memory import SharedMemory
 
 class Answer(BaseHTTPRequestHandler):
     status = 200
+    stalls = threading.Event()
 
     def do_GET(self) -> None:
+        if self.stalls.is_set():
+            threading.Event().wait()
         self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
+        pass
+
+
+def stall(number: int, _frame: object) -> None:
+    Answer.stalls.set()
+    while number == signal.SIGUSR2:
         pass
 
 
@@ -45,6 +55,8 @@ def main() -> None:
     memory = SharedMemory(args.shared_memory, create=True, size=4096) if args.shared_memory else None
     semaphore = SemLock(1, 1, 1, f"/{args.shared_memory}", False) if args.shared_memory else None
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.ignore_sigterm else lambda *_: sys.exit(0))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, stall)
     Answer.status = 503 if args.never_ready else 200
     HTTPServer.allow_reuse_address = True
     server = HTTPServer(("127.0.0.1", args.port), Answer)

@@ -180,7 +180,9 @@ def drain(
 
 @app.command()
 def logs(
-    service: Annotated[str, typer.Argument(help="e.g. gateway-0, or gateway")],
+    service: Annotated[
+        str, typer.Argument(help="e.g. gateway-0, or gateway; supervisor: what was restarted, and why")
+    ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
 ) -> None:

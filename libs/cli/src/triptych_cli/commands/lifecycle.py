@@ -20,7 +20,7 @@ from triptych_cli.supervisor.launch import prepare
 from triptych_cli.supervisor.state import HostStatus, SystemStatus
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.joining import JoinError, join_target
-from triptych_cli.system.layout import RunLayout, lasting_layout
+from triptych_cli.system.layout import SUPERVISOR, RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME
 from triptych_common.domain.errors import TriptychError
@@ -87,7 +87,7 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
     process.wait(timeout=daemon.STOP_LIMIT_S)
     failed = last is not None and last.kind == "failed"
     fail(last.message if last is not None and failed else "the supervisor ended without a report")
-    log_file = last.log_file if last is not None and failed else str(layout.state_dir / daemon.SUPERVISOR_LOG)
+    log_file = last.log_file if last is not None and failed else str(layout.log_file(SUPERVISOR))
     if log_file:
         show_tail(Path(log_file))
     return 1
@@ -153,7 +153,7 @@ def down() -> int:
 
 
 def logs(service: str, follow: bool, num_lines: int) -> int:
-    """The end of a service's log; `follow`: and what is added, until Ctrl-C."""
+    """The end of the log of a service, or of the supervisor; `follow`: and what is added, until Ctrl-C."""
     layout = lasting_layout(CliSettings())
     known = sorted(file.stem for file in layout.logs_dir.glob("*.log"))
     matches = [name for name in known if is_named(name, service)]
@@ -170,7 +170,7 @@ def logs(service: str, follow: bool, num_lines: int) -> int:
 
 def supervise(options: SystemOptions, progress_fd: int) -> int:
     """The daemon itself."""
-    setup_logging("supervisor", "supervisor", "WARNING")  # stderr is its log file
+    setup_logging(SUPERVISOR, SUPERVISOR)  # stderr is its log file
     settings = CliSettings()
     pipe = daemon.StartReportPipe(progress_fd)
     try:

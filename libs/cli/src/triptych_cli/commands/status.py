@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -27,14 +27,17 @@ from triptych_cli.commands.tables.instance_table import (
 from triptych_cli.commands.tables.transport_table import pairs_table
 from triptych_cli.console import fail, out, plain_table
 from triptych_cli.settings import CliSettings
-from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
+from triptych_cli.supervisor.control import answers_ping
+from triptych_cli.supervisor.process import is_same_session, session_members
+from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
-from triptych_cli.system.layout import lasting_layout
+from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord
 
 STATE_COLOURS = {
     ServiceState.READY: "green",
+    ServiceState.UNRESPONSIVE: "red",
     ServiceState.STARTING: "cyan",
     ServiceState.WAITING: "dim",
     ServiceState.BACKOFF: "yellow",
@@ -45,8 +48,9 @@ NOTHING_RUNS = 3
 
 
 def status(as_json: bool) -> int:
-    """A table of the services; 0 when all are ready, 1 when not, 3 when nothing runs.
+    """A table of the services; 0 when all are ready and answer, 1 when not, 3 when nothing runs.
 
+    The supervisor, Redis and the registry are asked, too: a process that lives need not answer.
     Of a system that `up` has not started: what is registered; 0 when an instance serves requests, else 1.
     `as_json`: the same facts as one object.
     """
@@ -59,10 +63,11 @@ def status(as_json: bool) -> int:
         else:
             out.print("nothing is running")
         return NOTHING_RUNS
-    supervised = current is not None and is_supervised(layout)
-    if current is not None and not supervised:
-        fail("the supervisor was killed; ./triptych down clears what it left")
-    records = _records() if current is None or supervised else None
+    supervised = current is not None and _is_supervised(layout, current)
+    has_supervisor = current is not None and is_supervised(layout)
+    records = _records() if current is None or has_supervisor else None
+    if current is not None:
+        current = _as_found(current, records, supervised=has_supervisor)
     if as_json:
         _show_json(current, records)
     elif current is not None:
@@ -71,7 +76,55 @@ def status(as_json: bool) -> int:
         _show_registered(records, with_instances=current is None)
     if current is None:
         return 0 if records is not None and can_serve(records) else 1
-    return 0 if supervised and _is_ready(current) else 1
+    return 0 if supervised and records is not None and _is_ready(current) else 1
+
+
+def _is_supervised(layout: RunLayout, current: SystemStatus) -> bool:
+    """False, with a message, when the supervisor was killed, was stopped, or hangs."""
+    if not is_supervised(layout):
+        fail("the supervisor was killed; ./triptych down clears what it left")
+        return False
+    if layout.control_socket.exists() and not answers_ping(layout.control_socket):
+        fail(
+            f"the supervisor does not answer: process {current.supervisor_pid} was stopped (kill -CONT lets "
+            "it go on), or hangs; services are not restarted meanwhile"
+        )
+        return False
+    return True
+
+
+def _as_found(
+    current: SystemStatus, records: Sequence[InstanceRecord] | None, *, supervised: bool
+) -> SystemStatus:
+    """`current`, but for what is seen to be otherwise: ended processes, expired records, a silent Redis."""
+    registered = None if records is None else {record.instance for record in records}
+    found = tuple(_service_as_found(each, registered, supervised) for each in current.services)
+    return current.model_copy(update={"services": found})
+
+
+def _service_as_found(
+    service: ServiceStatus, registered: Collection[str] | None, supervised: bool
+) -> ServiceStatus:
+    if not supervised and not _has_processes(service):
+        changes = {"state": ServiceState.STOPPED, "pid": None, "detail": "ended with its supervisor"}
+    elif service.state is ServiceState.READY and _is_silent(service, registered):
+        changes = {"state": ServiceState.UNRESPONSIVE, "detail": "does not answer"}
+    elif not supervised:
+        changes = {"detail": "goes on without a supervisor"}
+    else:
+        return service
+    return service.model_copy(update=changes)
+
+
+def _is_silent(service: ServiceStatus, registered: Collection[str] | None) -> bool:
+    if registered is None:  # it was Redis that gave no answer
+        return service.name == "redis"
+    return service.is_registered and service.name not in registered
+
+
+def _has_processes(service: ServiceStatus) -> bool:
+    pid = service.pid
+    return pid is not None and is_same_session(pid, service.pid_started_at) and bool(session_members(pid))
 
 
 def _records() -> list[InstanceRecord] | None:
@@ -98,7 +151,7 @@ def _show_services(current: SystemStatus) -> None:
             str(service.pid or ""),
             str(service.num_restarts),
             str(lasted),
-            escape(service.detail),
+            escape(_remark(service)),
         )
     out.print(table)
     where = current.endpoint or "no gateway here"
@@ -109,6 +162,13 @@ def _show_services(current: SystemStatus) -> None:
         for each in scraped:
             table.add_row(each.name, f"http://{each.metrics_host}:{each.metrics_port}/metrics")
         out.print(table)
+
+
+def _remark(service: ServiceStatus) -> str:
+    if service.detail or service.last_end is None:
+        return service.detail
+    ago = timedelta(seconds=int(time.time() - service.last_end.at))
+    return f"{ago} ago it {service.last_end.reason}"
 
 
 def _show_registered(records: Sequence[InstanceRecord], *, with_instances: bool) -> None:

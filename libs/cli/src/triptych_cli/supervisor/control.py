@@ -22,8 +22,8 @@ REQUEST_TIMEOUT_S = 5.0
 
 
 class ServicesRequest(BaseModel):
-    command: Literal["restart", "stop"]
-    services: tuple[str, ...]  # names of instances
+    command: Literal["restart", "stop", "ping"]
+    services: tuple[str, ...] = ()  # names of instances
 
 
 class ServicesReport(BaseModel):
@@ -63,6 +63,9 @@ async def _carry_out(
 
     async with asyncio.timeout(REQUEST_TIMEOUT_S):
         request = ServicesRequest.model_validate_json(await reader.readline())
+    if request.command == "ping":
+        await report(ServicesReport(kind="done"))
+        return
     if busy.locked():
         await report(ServicesReport(kind="failed", message="services are being restarted or stopped already"))
         return
@@ -81,6 +84,18 @@ async def _carry_out(
             await report(ServicesReport(kind="failed", message=str(error)))
         else:
             await report(ServicesReport(kind="done"))
+
+
+def answers_ping(path: Path) -> bool:
+    """Whether the supervisor at `path` answers; one that was stopped (SIGSTOP), or hangs, does not."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(REQUEST_TIMEOUT_S)
+            connection.connect(os.fspath(path))
+            connection.sendall(ServicesRequest(command="ping").model_dump_json().encode() + b"\n")
+            return bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 def request_services(

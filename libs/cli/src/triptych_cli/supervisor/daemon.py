@@ -27,14 +27,14 @@ from triptych_cli.supervisor.supervisor import (
     clear_leftovers,
     ended_by_signals,
     is_supervised,
+    rotate_log,
     run_directory,
 )
-from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.layout import SUPERVISOR, RunLayout
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.shared_secrets import SharedSecretError
 from triptych_common.domain.errors import TriptychError
 
-SUPERVISOR_LOG = "supervisor.log"
 STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves of `plan` together
 
 
@@ -104,9 +104,12 @@ def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[s
 
     `env` is set over the caller's environment.
     """
-    layout.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    layout.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_file = layout.log_file(SUPERVISOR)
+    if log_file.exists():
+        rotate_log(log_file)
     reading, writing = os.pipe()
-    with (layout.state_dir / SUPERVISOR_LOG).open("wb") as log:
+    with log_file.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), options],
             stdin=subprocess.DEVNULL,
@@ -156,6 +159,7 @@ def _end_process(pid: int) -> None:
     try:
         for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, 10.0)):
             signal.pidfd_send_signal(descriptor, number)
+            signal.pidfd_send_signal(descriptor, signal.SIGCONT)  # a stopped one takes no other
             if select.select([descriptor], [], [], limit_s)[0]:  # readable when the process has ended
                 return
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Checks the conditions of `topology.Readiness`: one probe per start of a service.
+"""Checks the conditions of `topology.Readiness`: one probe per process of a service, from before its start.
 
 A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet
 means "not met", never an error.
@@ -23,7 +23,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.protocol.store import Ping
 from triptych_common.store_session import AsyncStoreSession
 
-CHECK_TIMEOUT_S = 2.0
+CHECK_TIMEOUT_S = 5.0
 OLD_RECORD_S = TTL_S + 1.0  # by then the record of a process that is no more has expired
 ListInstances = Callable[[], Awaitable[list[InstanceRecord] | None]]
 _NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
@@ -36,6 +36,10 @@ class Probe(Protocol):
 
     async def is_met(self) -> bool: ...
 
+    async def answers(self) -> bool | None:
+        """Whether the service, once ready, still answers, be it with a refusal; None: it cannot be known."""
+        ...
+
 
 @asynccontextmanager
 async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
@@ -43,7 +47,7 @@ async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
     async with AsyncExitStack() as stack:
         match readiness:
             case RedisAnswers(url):
-                yield RedisProbe(url)
+                yield RedisProbe(await stack.enter_async_context(RegistryReader(url, "default")))
             case StoreAnswers(socket):
                 yield StoreProbe(str(socket))
             case HttpReady(url):
@@ -57,11 +61,13 @@ async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
 class RedisProbe:
     """Redis accepts a connection and a command."""
 
-    url: str
+    reader: "RegistryReader"
     condition: str = "Redis does not answer"
 
     async def is_met(self) -> bool:
-        return await list_instances(self.url, "default") is not None
+        return await self.reader.list_instances() is not None
+
+    answers = is_met
 
 
 @dataclass
@@ -82,6 +88,8 @@ class StoreProbe:
             return False
         return True
 
+    answers = is_met
+
 
 class HttpProbe:
     """A GET of `url` answers 200."""
@@ -91,13 +99,19 @@ class HttpProbe:
         self._url, self._client = url, client
 
     async def is_met(self) -> bool:
+        return await self._status() == httpx.codes.OK
+
+    async def answers(self) -> bool:
+        return await self._status() is not None
+
+    async def _status(self) -> int | None:
         try:
             answer = await self._client.get(self._url, timeout=CHECK_TIMEOUT_S)
         except _NOT_MET as error:
             self.condition = f"{self._url} does not answer ({type(error).__name__})"
-            return False
+            return None
         self.condition = f"{self._url} answers {answer.status_code}: {answer.text[:200]}"
-        return answer.status_code == httpx.codes.OK
+        return answer.status_code
 
 
 class RegistryReader:
@@ -159,6 +173,11 @@ class RegistryProbe:
             self._old_boots = frozenset()
         return bool(boots - self._old_boots)
 
+    async def answers(self) -> bool | None:
+        self.condition = f"{self._instance} has sent no heartbeat to Redis for {TTL_S:g} s"
+        boots = await _boots(self._list_instances, self._instance)
+        return None if boots is None else bool(boots)
+
 
 async def _boots(list_instances: ListInstances, instance: str) -> frozenset[str] | None:
     """Under which boot ids `instance` is registered; None while Redis does not answer."""
@@ -166,9 +185,3 @@ async def _boots(list_instances: ListInstances, instance: str) -> frozenset[str]
     if records is None:
         return None
     return frozenset(record.boot_id for record in records if record.instance == instance)
-
-
-async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:
-    """The registered instances, asked for once; None while Redis does not answer."""
-    async with RegistryReader(url, deployment) as reader:
-        return await reader.list_instances()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,17 @@ import psutil
 
 from triptych_cli.supervisor.process import ChildProcess
 from triptych_cli.supervisor.readiness import Probe, probe_for
-from triptych_cli.supervisor.state import ALLOWED, ServiceState, ServiceStatus
-from triptych_cli.system.topology import ServiceSpec
+from triptych_cli.supervisor.state import ALLOWED, RUNNING, LastEnd, ServiceState, ServiceStatus
+from triptych_cli.system.topology import RedisAnswers, ServiceSpec, StoreAnswers
 from triptych_common.domain.transitions import check_transition
+from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, activity_of
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 PROBE_INTERVAL_S = 0.1
 FAILED_STOP_TIMEOUT_S = 5.0
+UNRESPONSIVE_AFTER_CHECKS = 2  # a busy machine may be late with one heartbeat
 
 
 class StartFailedError(Exception):
@@ -76,6 +82,7 @@ class Service:
             state=ServiceState.WAITING,
             since=time.time(),
             log_file=str(log_file),
+            is_registered=not isinstance(spec.ready, RedisAnswers | StoreAnswers),
             metrics_port=spec.metrics_port,
             metrics_host=spec.metrics_host,
         )
@@ -98,13 +105,19 @@ class Service:
                 return
             if self._restarts_child:
                 self._restarts_child = False
+                self._note_end("was restarted by a command")
                 continue
+            self._note_end(failure)
             self._settle_restart(failure)
             if not self.ready.is_set():
                 self.start_failure = StartFailedError(self.spec.name, failure, self._log_file)
                 self._move_to(ServiceState.STOPPED, failure)
                 return
             delay_s = self._backoff.next_delay_s(ready_s)
+            log.warning(
+                "service ended, it is started again",
+                service=self.spec.name, reason=failure, ready_s=round(ready_s, 1), delay_s=delay_s,
+            )  # fmt: skip
             self._move_to(
                 ServiceState.BACKOFF, f"{failure}; starts again after {delay_s:g} s", num_restarts=1
             )
@@ -119,7 +132,7 @@ class Service:
             RestartFailedError: it was not ready before, or is not afterwards.
         """
         child = self._child
-        if child is None or self.status.state is not ServiceState.READY or self._restarted is not None:
+        if child is None or self.status.state not in RUNNING or self._restarted is not None:
             raise RestartFailedError(f"{self.spec.name} is {self.status.state}, not ready")
         self._restarted = asyncio.get_running_loop().create_future()
         self._restarts_child = True
@@ -174,13 +187,14 @@ class Service:
                 return "", 0.0
             self._move_to(ServiceState.STARTING)
             failure = await self._until_ready(child, probe)
-        ready_at = time.monotonic()
-        if not failure and not self._stopping.is_set():
-            child.record_shared_memory()
-            self._move_to(ServiceState.READY)
-            self.ready.set()
-            self._settle_restart()
-            failure = _ended(await child.wait())
+            ready_at = time.monotonic()
+            if not failure and not self._stopping.is_set():
+                child.record_shared_memory()
+                self._move_to(ServiceState.READY)
+                log.info("service ready", service=self.spec.name, pid=child.pid)
+                self.ready.set()
+                self._settle_restart()
+                failure = await self._until_ended(child, probe)
         ready_s = time.monotonic() - ready_at
         if not self._stopping.is_set():
             await child.stop_session(FAILED_STOP_TIMEOUT_S)  # processes that it left, or itself if it hangs
@@ -198,6 +212,33 @@ class Service:
                 return _ended(await child.wait())
         return ""
 
+    async def _until_ended(self, child: ChildProcess, probe: Probe) -> str:
+        """Check that the service answers until its process ends, or hangs: the reason."""
+        hang_count, checked_at = HangCount(activity_of(child.pid)), time.monotonic()
+        while not await child.ends_within(CHECK_INTERVAL_S):
+            answers = await probe.answers()
+            before, checked_at = checked_at, time.monotonic()
+            if self.status.state not in RUNNING:  # it ends, and may have deregistered
+                continue
+            hang_count.count(answers, activity_of(child.pid), checked_at - before)
+            if hang_count.is_hung:
+                return f"hung: {probe.condition}, and used no CPU time in {hang_count.num_still} checks"
+            self._show_answering(hang_count, probe.condition)
+        return _ended(await child.wait())
+
+    def _show_answering(self, hang_count: HangCount, condition: str) -> None:
+        is_ready = self.status.state is ServiceState.READY
+        if is_ready and hang_count.num_silent >= UNRESPONSIVE_AFTER_CHECKS:
+            log.warning("service does not answer", service=self.spec.name, condition=condition)
+            self._move_to(ServiceState.UNRESPONSIVE, condition)
+        elif not is_ready and not hang_count.num_silent:
+            log.info("service answers again", service=self.spec.name)
+            self._move_to(ServiceState.READY)
+
+    def _note_end(self, reason: str) -> None:
+        """Keep the reason in the status; the next change of state reports it."""
+        self.status = self.status.model_copy(update={"last_end": LastEnd(at=time.time(), reason=reason)})
+
     def _move_to(self, state: ServiceState, detail: str = "", *, num_restarts: int = 0) -> None:
         """The one function that assigns a state.
 
@@ -206,17 +247,15 @@ class Service:
         """
         check_transition(ALLOWED, self.spec.name, self.status.state, state)
         pid = self._child.pid if self._child else None
-        self.status = ServiceStatus(
-            name=self.spec.name,
-            state=state,
-            pid=pid,
-            pid_started_at=_started_at(pid) if pid else None,
-            num_restarts=self.status.num_restarts + num_restarts,
-            since=time.time(),
-            detail=detail,
-            log_file=str(self._log_file),
-            metrics_port=self.spec.metrics_port,
-            metrics_host=self.spec.metrics_host,
+        self.status = self.status.model_copy(
+            update={
+                "state": state,
+                "pid": pid,
+                "pid_started_at": _started_at(pid) if pid else None,
+                "num_restarts": self.status.num_restarts + num_restarts,
+                "since": time.time(),
+                "detail": detail,
+            }
         )
         self._on_change()
 
@@ -231,7 +270,9 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 def _ended(returncode: int) -> str:
-    return f"was ended by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    return f"was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
 
 
 def _started_at(pid: int) -> float | None:

@@ -5,10 +5,12 @@ WAITING --dependencies ready--> STARTING --condition met--> READY
                           failed |    | delay over     exited |
                                  v    |                       |
                                 BACKOFF <---------------------'
-READY --restart--> STOPPING --gone--> STARTING
-STARTING, READY --stop--> STOPPING --gone--> STOPPED
+READY --no answer--> UNRESPONSIVE --answers--> READY        UNRESPONSIVE --exited, hangs--> BACKOFF
+READY, UNRESPONSIVE --restart--> STOPPING --gone--> STARTING
+STARTING, READY, UNRESPONSIVE --stop--> STOPPING --gone--> STOPPED
 WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING, STARTING
-WAITING, BACKOFF --kill_now during a start--> STOPPING        READY --kill_now after a crash--> STOPPED
+WAITING, BACKOFF --kill_now during a start--> STOPPING
+READY, UNRESPONSIVE --kill_now after a crash--> STOPPED
 """
 
 import os
@@ -27,6 +29,7 @@ class ServiceState(StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
+    UNRESPONSIVE = "unresponsive"  # was ready, and does not answer
     BACKOFF = "backoff"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -37,7 +40,12 @@ ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
     ServiceState.STARTING: frozenset(
         {ServiceState.READY, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
     ),
-    ServiceState.READY: frozenset({ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}),
+    ServiceState.READY: frozenset(
+        {ServiceState.UNRESPONSIVE, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
+    ),
+    ServiceState.UNRESPONSIVE: frozenset(
+        {ServiceState.READY, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
+    ),
     # To itself: the program could not be executed, again.
     ServiceState.BACKOFF: frozenset(
         {ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
@@ -51,6 +59,18 @@ ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
 }
 
 
+RUNNING = frozenset({ServiceState.READY, ServiceState.UNRESPONSIVE})
+
+
+class LastEnd(BaseModel):
+    """The last end of a service's process; `down` is none."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at: float  # Unix seconds
+    reason: str
+
+
 class ServiceStatus(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +81,9 @@ class ServiceStatus(BaseModel):
     num_restarts: int = 0
     since: float  # Unix seconds of the last change of state
     detail: str = ""  # why it is not ready
+    last_end: LastEnd | None = None
     log_file: str
+    is_registered: bool = False  # once ready it has a record in the registry, under its name
     metrics_port: int | None = None  # None: none are answered
     metrics_host: str = "127.0.0.1"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from triptych_cli.supervisor.process import end_sessions, is_same_session
 from triptych_cli.supervisor.service import Service
 from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
-from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, RunLayout
+from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, SUPERVISOR, RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.topology import Topology
 from triptych_common.runtime import ensure_run_dir
@@ -220,7 +220,9 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         for folder in (layout.logs_dir, layout.traces_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # which engines load
-        rotate_logs(layout.logs_dir)
+        for file in layout.logs_dir.glob("*.log"):
+            if file != layout.log_file(SUPERVISOR):  # the caller's own, which it writes already
+                rotate_log(file)
         try:
             yield
         finally:
@@ -258,7 +260,6 @@ def clear_leftovers(layout: RunLayout) -> int:
     return num_killed
 
 
-def rotate_logs(logs_dir: Path) -> None:
-    """Keep the logs of the run before as `NAME.log.1`."""
-    for file in logs_dir.glob("*.log"):
-        file.replace(file.with_suffix(".log.1"))
+def rotate_log(file: Path) -> None:
+    """Keep the log of the run before as `NAME.log.1`."""
+    file.replace(file.with_suffix(".log.1"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from triptych_cli.settings import CliSettings
 
 MAX_SOCKET_PATH_BYTES = 105  # the kernel allows 107
+SUPERVISOR = "supervisor"  # the name of its log, beside those of its services
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""Tells a process that hangs from one that is slow: by its answers, and by the CPU time that it uses.
+
+A process that answers lives, and so does one that gets CPU time, waits for a core behind other programs,
+waits for a disk, or is held by a debugger: however late it answers, it is never taken for hung. One that is
+stopped (SIGSTOP), or whose event loop waits for what does not come, does none of this.
+
+Counted are checks in a row, not seconds: where the checking process gets no core itself, it finds nothing.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECK_INTERVAL_S = 5.0
+HUNG_AFTER_CHECKS = 6
+MIN_SHARE = 0.01  # of a core: heartbeats and timers of an idle process use less
+_PROGRESSING = frozenset("RDt")  # runs or waits for a core; waits for a disk; held by a debugger
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process has done since its start, with all its threads."""
+
+    used_s: float  # on a core, or waiting for one
+    states: frozenset[str]  # of its threads, in the letters of /proc
+
+    def is_progress_since(self, before: "Activity", interval_s: float) -> bool:
+        # The sum gets smaller when a thread ends, which is progress, too.
+        used_s = abs(self.used_s - before.used_s)
+        return bool(self.states & _PROGRESSING) or used_s > MIN_SHARE * interval_s
+
+
+def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
+    """What process `pid` has done up to now; a process that has ended has done nothing."""
+    used_s, states = 0.0, set[str]()
+    try:
+        fields = _stat(proc / str(pid) / "stat")
+        used_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
+        for task in (proc / str(pid) / "task").iterdir():
+            states.add(_stat(task / "stat")[0])
+            used_s += _run_delay_s(task / "schedstat")
+    except (OSError, IndexError):  # it, or one of its threads, has ended meanwhile
+        pass
+    return Activity(used_s, frozenset(states))
+
+
+def _stat(path: Path) -> list[str]:
+    """Fields from the state on: the name before it may hold anything."""
+    return path.read_text().rpartition(")")[2].split()
+
+
+def _run_delay_s(path: Path) -> float:
+    """Time that a thread has waited for a core; 0 where the kernel does not count it."""
+    try:
+        return int(path.read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+class HangCount:
+    """Checks of one process in a row without an answer, and those of them without progress either."""
+
+    def __init__(self, activity: Activity) -> None:
+        self.num_silent = self.num_still = 0
+        self._before = activity
+
+    def count(self, answers: bool | None, activity: Activity, interval_s: float) -> None:
+        """Count one check, `interval_s` after the one before. `answers`: None where it cannot be known."""
+        before, self._before = self._before, activity
+        if answers is None:
+            return
+        self.num_silent = 0 if answers else self.num_silent + 1
+        is_still = not answers and not activity.is_progress_since(before, interval_s)
+        self.num_still = self.num_still + 1 if is_still else 0
+
+    @property
+    def is_hung(self) -> bool:
+        return self.num_still >= HUNG_AFTER_CHECKS
