@@ -4,17 +4,28 @@ import asyncio
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.conftest import EmbeddedRedis
 from triptych_cache_store.testing import StoreProcess
-from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status, write_status
+from triptych_cli.supervisor.state import (
+    LastEnd,
+    ServiceState,
+    ServiceStatus,
+    SystemStatus,
+    read_status,
+    write_status,
+)
 from triptych_cli.system.layout import RunLayout
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
@@ -165,3 +176,83 @@ def test_a_store_that_is_away_is_a_note(layout: RunLayout) -> None:
     answer = status(layout)
     assert answer.returncode == 0, answer.stderr
     assert "transports are not known" in answer.stdout
+
+
+def with_services(layout: RunLayout, *services: ServiceStatus, **changes: object) -> None:
+    current = read_status(layout.state_file)
+    assert current is not None
+    write_status(layout.state_file, current.model_copy(update={"services": services, **changes}))
+
+
+def ready(name: str, *, is_registered: bool = False, **changes: object) -> ServiceStatus:
+    return ServiceStatus(
+        name=name, state=ServiceState.READY, since=0.0, log_file="", is_registered=is_registered
+    ).model_copy(update=changes)
+
+
+def row(answer: subprocess.CompletedProcess[str], service: str) -> str:
+    return next(line for line in answer.stdout.splitlines() if line.startswith(service))
+
+
+async def test_an_instance_whose_record_has_expired_does_not_answer(
+    layout: RunLayout, redis_url: str
+) -> None:
+    """Its process lives, as one that was stopped or whose event loop stalls."""
+    with_services(layout, ready("encoder-0", is_registered=True), ready("encoder-1", is_registered=True))
+    async with await AsyncBus.connect(redis_url, "default", client_name="test") as bus:
+        record = InstanceRecord(instance="encoder-0", boot_id="b", role=Role.ENCODE)
+        async with Registry(bus).keep_registered(record):
+            answer = await asyncio.to_thread(status, layout)
+    assert answer.returncode == 1
+    assert "ready" in row(answer, "encoder-0")
+    assert "unresponsive" in row(answer, "encoder-1")
+    assert "does not answer" in row(answer, "encoder-1")
+
+
+def test_a_redis_that_was_stopped_is_told(layout: RunLayout, own_redis: EmbeddedRedis) -> None:
+    with_services(layout, ready("redis"), ready("encoder-0", is_registered=True), redis_url=own_redis.url)
+    assert "ready" in row(status(layout), "redis")
+    own_redis.freeze()
+    answer = status(layout)
+    own_redis.thaw()
+    assert answer.returncode == 1
+    assert "what is registered is not known" in answer.stderr
+    assert "unresponsive" in row(answer, "redis")
+    assert "ready" in row(answer, "encoder-0"), "it cannot be known"
+
+
+def test_a_supervisor_that_does_not_answer_is_told(layout: RunLayout) -> None:
+    with_services(layout, ready("redis"))
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(os.fspath(layout.control_socket))
+        control.listen()
+        answer = status(layout)
+    assert answer.returncode == 1
+    assert "the supervisor does not answer" in answer.stderr
+
+
+def test_what_a_killed_supervisor_left_is_told(run_dir: Path, layout: RunLayout) -> None:
+    layout.lock_file.unlink()  # nobody holds it
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    ) as left:
+        started_at = psutil.Process(left.pid).create_time()
+        with_services(
+            layout,
+            ready("encoder-0", pid=left.pid, pid_started_at=started_at),
+            ready("gateway-0", pid=1, pid_started_at=started_at),
+        )
+        answer = status(layout)
+        left.kill()
+    assert answer.returncode == 1
+    assert "the supervisor was killed" in answer.stderr
+    assert "goes on without a supervisor" in row(answer, "encoder-0")
+    assert "stopped" in row(answer, "gateway-0")
+
+
+def test_the_last_end_of_a_service_is_shown(layout: RunLayout) -> None:
+    end = LastEnd(at=time.time(), reason="was ended by signal 9 (Killed)")
+    with_services(layout, ready("redis", last_end=end))
+    answer = status(layout)
+    assert answer.returncode == 0
+    assert "ago it was ended by signal 9 (Killed)" in row(answer, "redis")
