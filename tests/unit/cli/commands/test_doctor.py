@@ -1,4 +1,7 @@
-"""What `doctor` reports about GPUs, from what it finds."""
+"""What `doctor` reports about GPUs and disks, from what it finds."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,3 +40,13 @@ def test_without_a_gpu_they_are_not_needed(found: pytest.MonkeyPatch) -> None:
     finding = doctor.check_gpu()
     assert finding.level is Level.GOOD
     assert finding.text == "none; engines run on the CPU"
+
+
+def test_the_disk_of_the_state_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs and traces are there, and not in the checkout; it need not be made yet."""
+    monkeypatch.setenv("TRIPTYCH_STATE_DIR", str(tmp_path / "not" / "made"))
+    full = {doctor.CHECKOUT: doctor.GIB * 9, tmp_path: 0}
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=full[path]))
+    finding = doctor.check_disk()
+    assert finding.level is Level.BAD
+    assert f"0.0 GiB in {tmp_path};" in finding.text

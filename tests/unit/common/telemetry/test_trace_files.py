@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from triptych_common.runtime import ServiceSettings
 from triptych_common.runtime import settings as settings_module
 from triptych_common.telemetry import trace_files
 from triptych_common.telemetry.trace_files import MAX_ENDED_FILES, TraceFile
-from triptych_common.telemetry.trace_reader import read_trace
+from triptych_common.telemetry.trace_reader import read_lost, read_trace
 
 MAX_BYTES = 40_000
 
@@ -253,3 +254,60 @@ def test_a_file_from_before_a_restart_is_as_old_as_its_first_span(
     file.close()
     assert path.read_bytes().count(b"\n") == 1
     assert (tmp_path / "gateway-1.1.jsonl").exists()
+
+
+@contextlib.contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """A file cannot grow beyond `num_bytes`: what fits is written, as on a disk that gets full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_a_full_disk_has_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path, "gateway", MAX_BYTES)
+    file.append(b'{"n":1}\n')
+    with full_disk(12), pytest.raises(OSError, match="too large"):
+        file.append(b'{"n":2}\n')
+    file.append(b'{"n":3}\n')
+    file.close()
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == b'{"n":1}\n{"n"\n{"n":3}\n'
+
+
+def test_a_line_that_a_killed_process_has_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    """A later process with the same pid takes its file up."""
+    (tmp_path / f"gateway-{os.getpid()}.jsonl").write_bytes(b'{"n":1}\n{"n"')
+    file = TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=0)
+    file.append(b'{"n":3}\n')
+    file.close()
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == b'{"n":1}\n{"n"\n{"n":3}\n'
+
+
+def test_spans_that_a_full_disk_has_lost_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    provider = telemetry.setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=tmp_path)
+
+    def serve(request_id: str) -> None:
+        with telemetry.span("gateway.request", attributes={"triptych.request_id": request_id}):
+            pass
+        provider.force_flush()
+
+    serve("before")
+    with full_disk(num_bytes(tmp_path) + 40):
+        serve("lost-1")
+        serve("lost-2")
+    assert read_lost(tmp_path) == [], "there was no space for it"
+    serve("after")
+    provider.shutdown()
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert texts == ["spans not written, they are lost"], "once"
+    (lost,) = read_lost(tmp_path)
+    assert (lost.num_lost, lost.instance) == (2, "gateway-0")
+    assert "too large" in lost.error
+    (before,), (after,) = read_trace(tmp_path, "before"), read_trace(tmp_path, "after")
+    assert before.end_ns <= lost.start_ns <= lost.end_ns <= after.start_ns
+    assert not read_trace(tmp_path, "lost-1") + read_trace(tmp_path, "lost-2")

@@ -78,9 +78,17 @@ def check_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    free = shutil.disk_usage(CHECKOUT).free
-    text = f"{free / GIB:.1f} GiB are free where the checkout is"
-    return Finding(Level.GOOD if free > GIB else Level.BAD, "disk", text)
+    """The disk of the checkout, where the environment is, and that of logs, traces and uploaded files."""
+    state_dir = next(each for each in _with_parents(CliSettings().state_dir) if each.is_dir())
+    free = {where: shutil.disk_usage(where).free for where in dict.fromkeys((CHECKOUT, state_dir))}
+    text = ", ".join(f"{num_bytes / GIB:.1f} GiB in {where}" for where, num_bytes in free.items())
+    if min(free.values()) > GIB:
+        return Finding(Level.GOOD, "disk", f"free: {text}")
+    return Finding(Level.BAD, "disk", f"free: {text}; logs, traces and uploaded files need 1 GiB or more")
+
+
+def _with_parents(path: Path) -> tuple[Path, ...]:
+    return (path.absolute(), *path.absolute().parents)
 
 
 def check_shared_memory() -> Finding:

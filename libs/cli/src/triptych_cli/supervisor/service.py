@@ -116,7 +116,7 @@ class Service:
             delay_s = self._backoff.next_delay_s(ready_s)
             log.warning(
                 "service ended, it is started again",
-                service=self.spec.name, reason=failure, ready_s=round(ready_s, 1), delay_s=delay_s,
+                name=self.spec.name, reason=failure, ready_s=round(ready_s, 1), delay_s=delay_s,
             )  # fmt: skip
             self._move_to(
                 ServiceState.BACKOFF, f"{failure}; starts again after {delay_s:g} s", num_restarts=1
@@ -191,7 +191,7 @@ class Service:
             if not failure and not self._stopping.is_set():
                 child.record_shared_memory()
                 self._move_to(ServiceState.READY)
-                log.info("service ready", service=self.spec.name, pid=child.pid)
+                log.info("service ready", name=self.spec.name, pid=child.pid)
                 self.ready.set()
                 self._settle_restart()
                 failure = await self._until_ended(child, probe)
@@ -229,10 +229,10 @@ class Service:
     def _show_answering(self, hang_count: HangCount, condition: str) -> None:
         is_ready = self.status.state is ServiceState.READY
         if is_ready and hang_count.num_silent >= UNRESPONSIVE_AFTER_CHECKS:
-            log.warning("service does not answer", service=self.spec.name, condition=condition)
+            log.warning("service does not answer", name=self.spec.name, condition=condition)
             self._move_to(ServiceState.UNRESPONSIVE, condition)
         elif not is_ready and not hang_count.num_silent:
-            log.info("service answers again", service=self.spec.name)
+            log.info("service answers again", name=self.spec.name)
             self._move_to(ServiceState.READY)
 
     def _note_end(self, reason: str) -> None:

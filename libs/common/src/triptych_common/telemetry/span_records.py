@@ -13,7 +13,10 @@ import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from triptych_common.telemetry.logs import get_logger
 from triptych_common.telemetry.trace_files import TraceFile
+
+log = get_logger(__name__)
 
 AttributeValue = str | bool | int | float | list[str]
 
@@ -48,9 +51,23 @@ class SpanRecord:
         return (self.end_ns - self.start_ns) / 1e6
 
 
+@dataclass
+class LostSpans:
+    """A line between the spans of a process: before it, spans could not be written."""
+
+    num_lost: int
+    start_ns: int  # of the first one; wall clock, as in `SpanRecord`
+    end_ns: int  # of the last one
+    service: str
+    instance: str
+    error: str  # why the first one could not
+
+
 class FileSpanExporter(SpanExporter):
     """Appends each batch with one write to this process's file in `traces_dir` (`trace_files`).
 
+    A batch that cannot be written is lost: a full disk must not become full memory. The log has the first
+    one, and the file has `LostSpans` as soon as it can be written again.
     The pid is read at each export, so a forked process gets a file of its own.
     """
 
@@ -62,17 +79,30 @@ class FileSpanExporter(SpanExporter):
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._file: TraceFile | None = None
+        self._lost: LostSpans | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        lines = b"".join(
-            orjson.dumps(_record(span, self._service, self._instance), default=str) + b"\n" for span in spans
-        )
+        records = [_record(span, self._service, self._instance) for span in spans]
         with self._lock:
+            told = [self._lost] if self._lost is not None else []
+            lines = b"".join(orjson.dumps(each, default=str) + b"\n" for each in (*told, *records))
             try:
                 self._own_file().append(lines)
-            except OSError:
+            except OSError as error:
+                self._lose(records, error)
                 return SpanExportResult.FAILURE
+            if self._lost is not None:
+                log.info("spans are written again", num_lost=self._lost.num_lost)
+                self._lost = None
         return SpanExportResult.SUCCESS
+
+    def _lose(self, records: Sequence[SpanRecord], error: OSError) -> None:
+        if self._lost is None:
+            log.warning("spans not written, they are lost", folder=str(self._traces_dir), error=str(error))
+            start_ns = min((each.start_ns for each in records), default=0)
+            self._lost = LostSpans(0, start_ns, start_ns, self._service, self._instance, str(error))
+        self._lost.num_lost += len(records)
+        self._lost.end_ns = max((each.end_ns for each in records), default=self._lost.end_ns)
 
     def shutdown(self) -> None:
         with self._lock:

@@ -72,6 +72,7 @@ class TraceFile:
         self._name = re.sub(r"[^A-Za-z0-9._-]", "_", service)
         self._path, self._fd = _open_own(traces_dir, f"{self._name}-{self.pid}")
         self._oldest_at = _oldest_span_at(self._path)  # wall clock; None: it is empty
+        self._is_cut = _is_cut(self._path)  # its last line has no end
         self._prune()
 
     def append(self, lines: bytes) -> None:
@@ -91,8 +92,12 @@ class TraceFile:
             self._prune()
         if self._oldest_at is None:
             self._oldest_at = now
+        if self._is_cut:
+            lines = b"\n" + lines
+        self._is_cut = True  # where the disk is full, a part of them may be written
         while lines:
             lines = lines[os.write(self._fd, lines) :]
+        self._is_cut = False
 
     def _is_old(self, now: float) -> bool:
         if not self._max_age_s or self._oldest_at is None:
@@ -118,6 +123,7 @@ class TraceFile:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._fd = _open_own(folder, self._path.name.removesuffix(_SUFFIX))
         self._oldest_at = None
+        self._is_cut = False
         os.close(old)
 
 
@@ -148,6 +154,15 @@ def _oldest_span_at(path: Path) -> float | None:
         line = file.readline(1 << 20)
     found = _END_NS.search(line)
     return None if not line else int(found[1]) / 1e9 if found else 0.0
+
+
+def _is_cut(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _prune(traces_dir: Path, name: str, own: Path, max_bytes: int, oldest_at: float) -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import orjson
 
-from triptych_common.telemetry.span_records import REQUEST_ID, SpanRecord
+from triptych_common.telemetry.span_records import REQUEST_ID, LostSpans, SpanRecord
 from triptych_common.telemetry.trace_files import trace_files
+
+Record = TypeVar("Record", SpanRecord, LostSpans)
 
 
 def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
@@ -28,6 +31,12 @@ def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
     return sorted(own, key=lambda span: (span.start_ns, -span.end_ns))
 
 
+def read_lost(traces_dir: Path) -> list[LostSpans]:
+    """What processes could not write, by time; not of those that could not write until their end."""
+    lost = _records(traces_dir, "num_lost", LostSpans)
+    return sorted(lost, key=lambda each: each.start_ns)
+
+
 def _is_below(span: SpanRecord, roots: set[str], spans: dict[str, SpanRecord]) -> bool:
     """Whether `span` is one of `roots`, or hangs below one."""
     seen: set[str] = set()  # files may hold anything
@@ -41,7 +50,11 @@ def _is_below(span: SpanRecord, roots: set[str], spans: dict[str, SpanRecord]) -
 
 
 def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:
-    """Spans whose line contains `needle`; lines that are cut off or foreign are passed over."""
+    return _records(traces_dir, needle, SpanRecord)
+
+
+def _records(traces_dir: Path, needle: str, kind: type[Record]) -> Iterator[Record]:
+    """Records of `kind` whose line contains `needle`; lines that are cut off or foreign are passed over."""
     wanted = needle.encode()
     for path in trace_files(traces_dir):
         try:
@@ -52,6 +65,6 @@ def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:
             for line in file:
                 if wanted in line and line.endswith(b"\n"):
                     try:
-                        yield SpanRecord(**orjson.loads(line))
+                        yield kind(**orjson.loads(line))
                     except (orjson.JSONDecodeError, TypeError):
                         continue
