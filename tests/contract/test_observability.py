@@ -4,15 +4,17 @@ import importlib.util
 import json
 import re
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.contract.test_compose import ComposeLoader
 from tests.contract.test_docs import ROOT, anchors, sections
 from tests.contract.test_metrics import PAGE, SERVICES, described
 from tests.support.observability import (
-    CONFIG,
     GRAFANA,
     RULE_TESTS,
     Query,
@@ -173,26 +175,79 @@ def test_each_alert_is_made_to_fire_and_to_be_quiet() -> None:
         assert firing["exp_samples"] == [{"labels": "{}", "value": 1}]
 
 
-def test_every_service_is_scraped_where_compose_has_it() -> None:
+FILES = ((), ("compose.gpu.yaml",), ("compose.epd.yaml",), ("compose.gpu.yaml", "compose.epd.yaml"))
+PROFILES = ("observability", "tracing", "observability tracing")
+CONFIG_FOLDER = "/etc/prometheus"
+
+
+def services_of(files: tuple[str, ...], profiles: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The services that these files start on top of compose.yaml, as far as this test reads them."""
+    services: dict[str, dict[str, Any]] = {}
+    for file in ("compose.yaml", *files):
+        for name, given in yaml.load((ROOT / file).read_text(), ComposeLoader)["services"].items():  # noqa: S506
+            base = COMPOSE["services"][given["extends"]["service"]] if "extends" in given else {}
+            services[name] = merged(services.get(name, {}), merged(base, given))
+    return {
+        name: each
+        for name, each in services.items()
+        if "profiles" not in each or set(each["profiles"]) & set(profiles)
+    }
+
+
+def merged(base: Any, given: Any) -> Any:
+    if isinstance(base, dict) and isinstance(given, dict):
+        return base | {key: merged(base.get(key), value) for key, value in given.items()}
+    if isinstance(base, list) and isinstance(given, list):
+        return base + given
+    return given
+
+
+def scraped_of(prometheus: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Host and port of each job, from the files that Compose mounts for Prometheus."""
+    mounts = [each.split(":")[:2] for each in prometheus["volumes"]]
+    folders = {target: ROOT / source for source, target in mounts if source.startswith("./")}
+    config = load(folders.get(f"{CONFIG_FOLDER}/prometheus.yml", folders[CONFIG_FOLDER] / "prometheus.yml"))
     targets: dict[str, tuple[str, int]] = {}
-    for job in load(CONFIG)["scrape_configs"]:
+    for job in config["scrape_configs"]:
+        assert job["job_name"] not in targets, job
         if "dns_sd_configs" in job:
             ((found,),) = [job["dns_sd_configs"]]
             targets[job["job_name"]] = (found["names"][0], found["port"])
         else:
             host, _, port = job["static_configs"][0]["targets"][0].partition(":")
             targets[job["job_name"]] = (host, int(port))
-    services = COMPOSE["services"]
-    ports = {
-        "gateway": services["gateway"]["environment"]["TRIPTYCH_PORT"],
-        "encoder": services["encoder"]["environment"]["TRIPTYCH_METRICS_PORT"],
-        "prefill_decode": services["prefill_decode"]["environment"]["TRIPTYCH_PORT"],
-        "store-metrics": services["store-metrics"]["environment"]["TRIPTYCH_METRICS_PORT"],
+    return targets
+
+
+@pytest.mark.parametrize("profiles", PROFILES)
+@pytest.mark.parametrize("files", FILES, ids=lambda files: "+".join(files) or "compose.yaml")
+def test_every_service_with_metrics_is_a_target_and_each_target_is_a_service(
+    files: tuple[str, ...], profiles: str
+) -> None:
+    services = services_of(files, profiles.split())
+    having = {
+        name: int(environment.get("TRIPTYCH_METRICS_PORT", environment.get("TRIPTYCH_PORT")))
+        for name, environment in ((name, each.get("environment", {})) for name, each in services.items())
+        if {"TRIPTYCH_METRICS_PORT", "TRIPTYCH_PORT"} & set(environment)
     }
-    assert set(targets) == {"gateway", "encoder", "prefill_decode", "cache_store"}
-    assert dict(targets.values()) == {name: int(port) for name, port in ports.items()}
-    for name in ("prometheus", *ports):
+    assert {"gateway", "encoder"} <= set(having)
+    if "prometheus" not in services:
+        assert PROFILE not in profiles.split()
+        return
+    targets = scraped_of(services["prometheus"])
+    assert dict(targets.values()) == having
+    jobs = {name: "cache_store" if name == "store-metrics" else name for name in having}
+    assert {job: host for job, (host, _) in targets.items()} == {
+        f"triptych-{job}": host for host, job in jobs.items()
+    }, "jobs of other products have other names"
+    for name in ("prometheus", *having):
         assert "backend" in services[name]["networks"], name
+
+
+def test_rules_compare_jobs_that_there_are() -> None:
+    known = set().union(*(scraped_of(services_of(files, [PROFILE])["prometheus"]) for files in FILES))
+    named = {job for query in QUERIES for job in re.findall(r'job="([^"]+)"', query.expr)}
+    assert named == known
 
 
 def test_the_profiles_services_are_pinned_and_published_on_this_host_alone() -> None:

@@ -126,7 +126,10 @@ def test_prefill_decode_has_the_gauges_that_inference_gateways_read(system: Syst
 def test_the_dashboard_shows_prefill_decode_as_it_is(system: System, strips: ModuleType) -> None:
     require_binaries()
     known, new = strips.held_out_strips(2, length=None, seed=4712)
-    jobs = {name.rpartition("-")[0]: [f"127.0.0.1:{port}"] for name, port in metrics_ports(system).items()}
+    jobs = {
+        "triptych-" + name.rpartition("-")[0]: [f"127.0.0.1:{port}"]
+        for name, port in metrics_ports(system).items()
+    }
     ours, answered = ("triptych_prefill_decode_", "vllm:"), "vllm:e2e_request_latency_seconds_count"
     system.ask([QUESTION, image_part(known.png)], stream=True)  # each series is there before it is rated
     with running_prometheus(jobs) as prometheus:

@@ -13,8 +13,13 @@ LIMIT_S = 120
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [("check", "config", CONFIG.name), ("check", "rules", RULES.name), ("test", "rules", RULE_TESTS.name)],
-    ids=["config", "rules", "tests of rules"],
+    [
+        ("check", "config", CONFIG.name),
+        ("check", "config", "prometheus.epd.yml"),
+        ("check", "rules", RULES.name),
+        ("test", "rules", RULE_TESTS.name),
+    ],
+    ids=["config", "config with prefill and decode", "rules", "tests of rules"],
 )
 def test_promtool_accepts(binaries: Binaries, arguments: tuple[str, ...]) -> None:
     command = [str(binaries.promtool), *arguments]

@@ -118,9 +118,9 @@ def prometheus(system: FastSystem, store_metrics: str) -> Iterator[PrometheusSer
     """It has scraped what the traffic below has made."""
     gateways = [system.url(name).removeprefix("http://") for name in system.names_of(Party.GATEWAY)]
     targets = {
-        "gateway": gateways,
-        "encoder": [f"127.0.0.1:{option(system, Party.ENCODER)}"],
-        "cache_store": [store_metrics],
+        "triptych-gateway": gateways,
+        "triptych-encoder": [f"127.0.0.1:{option(system, Party.ENCODER)}"],
+        "triptych-cache_store": [store_metrics],
     }
     with running_prometheus(targets) as server:
         for _ in range(2):  # a rate is of two scrapes
@@ -234,6 +234,6 @@ async def test_panels_show_what_happens_between_hosts_and_stages(
 def check_panels_between_hosts(port: int) -> None:
     panels = [each for each in panel_queries() if {it.name for it in selectors(each.expr)} & BETWEEN_HOSTS]
     assert {it.name for each in panels for it in selectors(each.expr)} == BETWEEN_HOSTS
-    with running_prometheus({"gateway": [f"127.0.0.1:{port}"]}) as server:
+    with running_prometheus({"triptych-gateway": [f"127.0.0.1:{port}"]}) as server:
         for each in panels:
             wait_until(lambda expr=each.expr: bool(server.query(expr)), LIMIT_S, str(each))

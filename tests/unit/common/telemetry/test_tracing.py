@@ -1,6 +1,7 @@
 import random
 import stat
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,16 @@ def test_the_sampler_of_opentelemetrys_variables_decides(
     found = [number for number in range(40) if read_trace(tmp_path, f"req-{number:02}")]
     assert len(found) == num_sampled
     assert 0 < num_sampled < 40
+
+
+def test_the_resource_says_of_which_product_and_version_a_process_is(
+    provider: TracerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gateway` alone is the name of other products' services, too."""
+    attributes = provider.resource.attributes
+    assert attributes["service.namespace"] == "triptych"
+    assert attributes["service.name"] == "gateway"
+    assert attributes["service.version"] == version("triptych-common")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=mine")
+    named = telemetry.setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=None)
+    assert named.resource.attributes["service.namespace"] == "mine", "the operator's own wins"

@@ -7,6 +7,7 @@ is set globally, so they also work inside engines that set up tracing of their o
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ class _Provider(TracerProvider):
 
     def __init__(self, service_name: str, instance: str, tail_sampling: TailSampling | None) -> None:
         ids = _SystemIdGenerator()
-        resource = Resource.create({"service.name": service_name, "service.instance.id": instance})
+        # What OTEL_RESOURCE_ATTRIBUTES says wins over these, not over the names.
+        ours = Resource({"service.namespace": "triptych", "service.version": version("triptych-common")})
+        resource = ours.merge(
+            Resource.create({"service.name": service_name, "service.instance.id": instance})
+        )
         super().__init__(resource=resource, id_generator=ids)
         self._plain = PlainTracer(
             _SCOPE,
