@@ -298,7 +298,7 @@ class TestSeveralHosts:
         for key in ("restart", "init", "read_only", "cap_drop", "security_opt", "logging"):
             assert host_services["fabric"][key] == base[key]
         assert host_services["fabric"]["stop_grace_period"] == base["stop_grace_period"], "it drains, too"
-        assert host_services["fabric"]["healthcheck"]["test"][-2:] == ["fabric", "healthcheck"]
+        assert host_services["fabric"]["healthcheck"]["test"][-2:] == ["triptych_cache_store", "fabric"]
 
     def test_the_agent_has_what_every_other_service_has(
         self, host_services: dict[str, dict[str, Any]]

@@ -19,7 +19,8 @@ from tests.support.waiting import free_port, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_gateway.service import is_healthy
+from triptych_common.runtime.healthcheck import HEALTHY, NO_ANSWER
+from triptych_gateway.service import health_code
 from triptych_gateway.settings import GatewaySettings
 
 has_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
@@ -45,7 +46,7 @@ async def test_an_image_goes_through_a_gateway_on_any_address(
     advertised = {"TRIPTYCH_ADVERTISE_URL": f"http://localhost:{port}"} if is_any else {}
     env = environment(redis_url, tmp_path, port) | advertised
     env |= {"TRIPTYCH_HOST": host, "TRIPTYCH_INLINE_MEDIA_BYTES": "0"}
-    assert await exit_code("healthcheck", env=env) == 1
+    assert await exit_code("healthcheck", env=env) == 2
     url = GatewaySettings(host=host, port=port, run_dir=tmp_path).local_urls[-1]
     pd_host = "127.0.0.1" if "." in host else "::1"
     async with (
@@ -71,9 +72,9 @@ async def test_the_health_check_takes_whichever_loopback_answers(listens: str, t
     """`::` is IPv6 alone on some machines; IPv4 is switched off on others."""
     port = free_port()
     settings = GatewaySettings(host="::", port=port, run_dir=tmp_path)
-    assert not await asyncio.to_thread(is_healthy, settings)
+    assert await asyncio.to_thread(health_code, settings) == NO_ANSWER
     async with served(Response("ready"), port, listens):
-        assert await asyncio.to_thread(is_healthy, settings)
+        assert await asyncio.to_thread(health_code, settings) == HEALTHY
 
 
 async def test_a_port_that_is_taken_ends_the_start(redis_url: str, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from tests.support.gateway.spans import exported_spans
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.runtime import StopSignal
+from triptych_common.runtime.healthcheck import HEALTHY
 from triptych_gateway.listeners import TlsFilesError
-from triptych_gateway.service import is_healthy, run
+from triptych_gateway.service import health_code, run
 from triptych_gateway.settings import GatewaySettings
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(5))}}
@@ -57,7 +58,7 @@ async def running(redis_url: str, run_dir: Path, **changes: Any) -> AsyncIterato
     ):
         group.create_task(run(settings, stop))
         try:
-            await until_async(lambda: asyncio.to_thread(is_healthy, settings))
+            await until_async(lambda: asyncio.to_thread(lambda: health_code(settings) == HEALTHY))
             yield settings
         finally:
             stop.set("the test has ended")

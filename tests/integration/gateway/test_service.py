@@ -20,7 +20,7 @@ from triptych_common.coordination import Registry
 async def test_life_of_the_process(redis_url: str, tmp_path: Path) -> None:
     port = free_port()
     env = environment(redis_url, tmp_path, port)
-    assert await exit_code("healthcheck", env=env) == 1
+    assert await exit_code("healthcheck", env=env) == 2
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
         FakePrefillDecode().running(bus) as prefill_decode,

@@ -1,6 +1,6 @@
-"""`python -m triptych_cache_store`: the daemon. `… healthcheck`: exit 0 when it answers, else 1.
+"""`python -m triptych_cache_store`: the daemon. `… healthcheck`: exit 0 when it answers, else 2.
 `… relay`: the store's metrics on a port, where the daemon has no network. `… fabric`: the fabric agent, and
-`… fabric healthcheck`: exit 0 when it is registered, else 1.
+`… fabric healthcheck`: exit 0 when it is registered, 2 when not, 1 when that cannot be known.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from triptych_cache_store.scrape_relay import run_relay
 from triptych_cache_store.service import is_healthy, run_store
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.runtime import run_service
+from triptych_common.runtime.healthcheck import exit_code
 from triptych_common.telemetry.logs import setup_logging
 
 COMMANDS = ("healthcheck", "relay")
@@ -25,7 +26,7 @@ def main() -> None:
     settings = StoreSettings.load(arguments if command is None else arguments[1:])
     setup_logging("cache_store", settings.instance, settings.log_level)
     if command == "healthcheck":
-        sys.exit(0 if asyncio.run(is_healthy(settings, f"healthcheck/{os.getpid()}")) else 1)
+        sys.exit(exit_code(asyncio.run(is_healthy(settings, f"healthcheck/{os.getpid()}"))))
     if command == "relay":
         run_service(lambda stop: run_relay(settings, stop))
     run_service(lambda stop: run_store(settings, stop))
@@ -40,8 +41,7 @@ def _fabric(arguments: list[str]) -> NoReturn:
     settings = FabricSettings.load(arguments[1:] if is_healthcheck else arguments)
     setup_logging("fabric", settings.instance, settings.log_level)
     if is_healthcheck:
-        found = is_registered(settings.redis_url, settings.deployment, settings.instance)
-        raise SystemExit(0 if found else 1)
+        raise SystemExit(exit_code(is_registered(settings.redis_url, settings.deployment, settings.instance)))
     run_service(lambda stop: run_fabric(settings, stop))
 
 

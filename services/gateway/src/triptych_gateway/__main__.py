@@ -1,4 +1,6 @@
-"""`python -m triptych_gateway`: the service. `… healthcheck`: exit 0 when it is ready, else 1."""
+"""`python -m triptych_gateway`: the service. `… healthcheck`: exit 0 when it is ready, 2 when it does not
+answer, else 1.
+"""
 
 import sys
 
@@ -6,7 +8,7 @@ from triptych_common.runtime import run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_gateway.memory import map_large_blocks
 from triptych_gateway.request.image_header import set_up_pillow
-from triptych_gateway.service import is_healthy, run
+from triptych_gateway.service import health_code, run
 from triptych_gateway.settings import GatewaySettings
 
 
@@ -15,7 +17,7 @@ def main() -> None:
     checks_health = arguments[:1] == ["healthcheck"]
     settings = GatewaySettings.load(arguments[1:] if checks_health else arguments)
     if checks_health:
-        sys.exit(0 if is_healthy(settings) else 1)
+        sys.exit(health_code(settings))
     setup_logging("gateway", settings.instance, settings.log_level)
     set_up_pillow(settings.max_image_pixels)
     map_large_blocks()

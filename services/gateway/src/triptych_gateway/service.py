@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 
 from triptych_common.runtime import DrainGate, StopSignal, bind_tcp
+from triptych_common.runtime.healthcheck import HEALTHY, NO_ANSWER, NOT_READY
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
 from triptych_gateway.endpoints.table import chat_form_of, serves_callers
@@ -87,14 +88,14 @@ def _end(servers: Sequence[uvicorn.Server]) -> None:
         server.should_exit = True
 
 
-def is_healthy(settings: GatewaySettings) -> bool:
-    """Whether the gateway of these settings is ready to serve."""
-    return any(map(_is_ready, settings.local_urls))
+def health_code(settings: GatewaySettings) -> int:
+    """Exit code of the health check (`runtime.healthcheck`) of the gateway of these settings."""
+    return min(map(_health_code, settings.local_urls))
 
 
-def _is_ready(url: str) -> bool:
+def _health_code(url: str) -> int:
     try:
         answer = httpx.get(f"{url}/health/ready", timeout=HEALTH_TIMEOUT_S, trust_env=False)
     except httpx.HTTPError:
-        return False
-    return answer.status_code == HTTPStatus.OK
+        return NO_ANSWER
+    return HEALTHY if answer.status_code == HTTPStatus.OK else NOT_READY

@@ -4,15 +4,14 @@ import sys
 
 from triptych_common.coordination import is_registered
 from triptych_common.runtime import run_service
+from triptych_common.runtime.healthcheck import exit_code
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 
 def main() -> None:
     if sys.argv[1:2] == ["healthcheck"]:
         settings = PrefillDecodeSettings.load(sys.argv[2:])
-        raise SystemExit(
-            0 if is_registered(settings.redis_url, settings.deployment, settings.instance) else 1
-        )
+        raise SystemExit(exit_code(is_registered(settings.redis_url, settings.deployment, settings.instance)))
     settings = PrefillDecodeSettings.load()
     # vLLM takes seconds to import: settings are refused before.
     from triptych_prefill_decode.service import serve

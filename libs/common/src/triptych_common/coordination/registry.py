@@ -305,17 +305,17 @@ def store_of(record: InstanceRecord) -> str:
     return record.store or DEFAULT_STORE
 
 
-def is_registered(url: str, deployment: str, instance: str) -> bool:
-    """Whether `instance` has a fresh record; False too when Redis cannot be reached.
+def is_registered(url: str, deployment: str, instance: str) -> bool | None:
+    """Whether `instance` has a fresh record; None when Redis cannot be reached.
 
     For scripts: runs an event loop of its own.
     """
     return asyncio.run(_is_registered(url, deployment, instance))
 
 
-async def _is_registered(url: str, deployment: str, instance: str) -> bool:
+async def _is_registered(url: str, deployment: str, instance: str) -> bool | None:
     try:
         async with await AsyncBus.connect(url, deployment, client_name=f"{instance}/healthcheck") as bus:
             return any(record.instance == instance for record in await Registry(bus).list_instances())
     except BusUnavailableError:
-        return False
+        return None

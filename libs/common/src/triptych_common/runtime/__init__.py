@@ -6,7 +6,7 @@ config_file       one YAML file, which they override; effective_settings: what c
 yaml_file       reads a file that an operator has written
 secret_files    reads one that its owner alone can read, and keys
 service         runs a service until a signal; the second signal ends it at once
-liveness        whether a process hangs, or is slow
+liveness        whether a process hangs, or is slow; healthcheck: ends one in a container that hangs
 listening       binds the TCP port before anything expensive is started
 drain           the gate of an HTTP service that ends (the machine `DrainState`)
 http_client     clients of other services
