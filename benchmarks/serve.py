@@ -88,6 +88,11 @@ def draw(folder: Path, measured: list[tuple[LoadPoint, dict[str, Any]]]) -> None
             print(f"{folder / name}")
 
 
+def api_root(url: str) -> str:
+    """`url` up to and with `/v1`, which may be left out, as vLLM's own `--base-url` leaves it out."""
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1"
+
+
 def first_model(base_url: str) -> str:
     """The name of the first model that the endpoint serves."""
     with urllib.request.urlopen(f"{base_url}/models", timeout=10) as answer:
@@ -102,7 +107,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         prog="bench serve", description=(__doc__ or "").splitlines()[0],
         epilog="Further options go to vLLM's bench serve.", allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--base-url", default=f"http://127.0.0.1:{DEFAULT_PORT}/v1", help="up to /v1")
+    parser.add_argument(
+        "--base-url", type=api_root, default=f"http://127.0.0.1:{DEFAULT_PORT}/v1", help="with or without /v1"
+    )
     parser.add_argument("--model", help="the name to ask for; default: the first that is served")
     parser.add_argument(
         "--tokenizer", default=str(DEFAULT_MODEL), help="the model's folder or name on a hub, to count tokens"

@@ -1,5 +1,6 @@
 """The command line: names, options and help. What a command does is in `commands/`."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -36,11 +37,11 @@ from triptych_cli.options import (
     TopologyOption,
 )
 from triptych_cli.roles import TOPOLOGIES
+from triptych_cli.settings import CliSettings
 
 HELP_OPTIONS = ["-h", "--help"]
 
 app = typer.Typer(
-    help="Triptych: encode, prefill and decode of multimodal models as services of their own.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,6 +49,23 @@ app = typer.Typer(
 )
 store_app = typer.Typer(help="Inspect the cache_store of the running system.", no_args_is_help=True)
 streams_app = typer.Typer(help="Inspect the Redis Streams of the running system.", no_args_is_help=True)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"triptych {version('triptych-cli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Triptych: encode, prefill and decode of multimodal models as services of their own."""
+
+
 app.add_typer(store_app, name="store")
 app.add_typer(streams_app, name="streams")
 
@@ -109,12 +127,12 @@ def up(
     host: HostName = None,
     redis_port: RedisPort = DEFAULT_REDIS_PORT,
 ) -> None:
-    """Start the system in the background, on 127.0.0.1; or one of its hosts (docs/several-hosts.md)."""
+    """Start the system in the background; or one of its hosts (docs/several-hosts.md)."""
     from triptych_cli.commands import lifecycle
 
     options = SystemOptions(
         model, encoders, prefill_decodes, redis_url, port, region_bytes,
-        encoder_args, prefill_decode_args, gateways, core_policy, local_encode,
+        encoder_args, prefill_decode_args, CliSettings().host, gateways, core_policy, local_encode,
         prefills, decodes, encode_prefills, encode_prefill_decodes,
         fabric, join is not None, host, fabric_host, fabric_port,
         None if fabric_key_file is None else str(fabric_key_file), redis_port,
@@ -146,7 +164,7 @@ def down() -> None:
 def restart(
     services: Annotated[
         list[str] | None,
-        typer.Argument(help="e.g. encoder-0, or encoder for all of them [default: all but redis]"),
+        typer.Argument(show_default="all but redis", help="e.g. encoder-0, or encoder for all of them."),
     ] = None,
 ) -> None:
     """Restart services one after the other, each when the one before is ready again."""
@@ -235,13 +253,13 @@ def soak(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="fast: vLLM is stood in for; real: vLLM on the CPU; hosts: as fast, on three hosts (system) "
-            "[default: fast]."
+            show_default="fast",
+            help="fast: vLLM is stood in for; real: vLLM on the CPU; hosts: fast on three hosts (system).",
         ),
     ] = None,
     topology: Annotated[
         str | None,
-        typer.Option(help="e+pd, or all: instances of every role (system, fast) [default: e+pd]."),
+        typer.Option(show_default="e+pd", help="e+pd, or all: instances of every role (system, fast)."),
     ] = None,
 ) -> None:
     """Work one part hard while its processes are killed at random; 1 if anything was wrong."""

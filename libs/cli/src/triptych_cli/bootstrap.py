@@ -1,12 +1,18 @@
 """Makes the Python environment. Run by the launcher with any Python 3.11+, before anything is installed.
 
-    python -I bootstrap.py ROOT VENV
+    python -I bootstrap.py ROOT VENV [--help]
 
 Standard library only. The steps are idempotent: an interrupted set-up is taken up where pip left it,
 because the recipe, by which the launcher knows a finished environment, is written last and atomically.
 Two set-ups of one environment at a time are serialised by a lock inside it.
 """
 
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
+
+# ruff: noqa: E402
+import ast
 import fcntl
 import os
 import platform
@@ -30,6 +36,9 @@ NO_REDIS = (
 )
 
 _LOCK_NAME, _LOG_NAME, _RECIPE_NAME = "triptych-setup.lock", "triptych-setup.log", "triptych-recipe"
+_TMP_NAME = (
+    "triptych-setup.tmp"  # pip's temporary files: what an interrupted set-up leaves is removed by the next
+)
 
 
 class SetupError(Exception):
@@ -147,6 +156,7 @@ class Installer:
                 stdout=log,
                 stderr=log,
                 cwd=self._root,
+                env={**os.environ, "TMPDIR": str(self._venv / _TMP_NAME)},
                 pass_fds=[self._lock],
             )
             try:
@@ -205,7 +215,7 @@ def make_venv(installer: Installer, venv: Path, tick: Callable[[], None]) -> boo
     if python.exists() and installer.run([str(python), "-m", "pip", "--version"], tick):
         return True
     for left in venv.iterdir() if venv.exists() else ():
-        if left.name not in (_LOCK_NAME, _LOG_NAME):
+        if left.name not in (_LOCK_NAME, _LOG_NAME, _TMP_NAME):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
             else:
@@ -273,6 +283,19 @@ def print_line(text: str) -> None:
     sys.stderr.flush()
 
 
+def plain_help(root: Path) -> str:
+    """The commands, read from the command line's source: answers `--help` before anything is installed."""
+    lines = ["Usage: ./triptych COMMAND [OPTIONS]", ""]
+    tree = ast.parse((root / "libs/cli/src/triptych_cli/app.py").read_text())
+    for node in (each for each in tree.body if isinstance(each, ast.FunctionDef)):
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "app.command":
+                name = next((each.value for each in call.args if isinstance(each, ast.Constant)), node.name)
+                if not any(keyword.arg == "hidden" for keyword in call.keywords):
+                    lines.append(f"  {name!s:<9} {(ast.get_docstring(node) or '').splitlines()[0]}")
+    return "\n".join([*lines, "", "Options: README.md, or ./triptych COMMAND --help after set-up."])
+
+
 def main(root: Path, venv: Path) -> int:
     stored, log = venv / _RECIPE_NAME, venv / _LOG_NAME
     try:
@@ -284,6 +307,8 @@ def main(root: Path, venv: Path) -> int:
             check_disk(venv, engine)
             stored.unlink(missing_ok=True)
             log.unlink(missing_ok=True)
+            shutil.rmtree(venv / _TMP_NAME, ignore_errors=True)
+            (venv / _TMP_NAME).mkdir()
             print_line(f"triptych: setting up {venv} (details: {log})")
             start = time.monotonic()
             set_up(
@@ -293,6 +318,7 @@ def main(root: Path, venv: Path) -> int:
                 SetupProgress(log, 5 if engine == "cpu" else 4),
                 engine,
             )
+            shutil.rmtree(venv / _TMP_NAME, ignore_errors=True)
             temporary = stored.with_suffix(".new")
             temporary.write_bytes(wanted)
             temporary.replace(stored)
@@ -314,4 +340,8 @@ def main(root: Path, venv: Path) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "--help" in sys.argv[3:]:
+        sys.stdout.write(f"{plain_help(Path(sys.argv[1]))}\n")
+        sys.exit()
     sys.exit(main(Path(sys.argv[1]), Path.cwd() / sys.argv[2]))

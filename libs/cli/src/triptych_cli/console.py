@@ -1,5 +1,7 @@
 """Output on the terminal. The command line is the only package that prints, and it prints through here."""
 
+import contextlib
+import math
 import re
 import time
 from collections.abc import Collection, Sequence
@@ -10,12 +12,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus
+from triptych_cli.system.preflight import downloads_of
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.waterfall import render_waterfall
 
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception): ")
 MAX_CAUSES = 5
 LONGEST_LINE = 400
+KV_TOO_SMALL = re.compile(
+    r"max seq len \((?P<wanted>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed, which is larger than the "
+    r"available KV cache memory \((?P<there>[\d.]+) GiB\)(.{0,80}maximum model length is (?P<fitting>\d+))?"
+)
+"""vLLM's message (`_check_enough_kv_cache_memory`)."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -46,15 +54,33 @@ def fail(message: str) -> None:
 def show_tail(file: Path, num_lines: int = 25) -> None:
     """The end of a service's log; before it the lines further up that name an error."""
     try:
-        lines = file.read_text(errors="replace").splitlines()
+        text = file.read_text(errors="replace")
     except OSError:
         return
+    lines = text.splitlines()
     causes = list(dict.fromkeys(line.strip() for line in lines[:-num_lines] if ERROR_LINE.search(line)))
     for title, chosen in (("errors in", causes[-MAX_CAUSES:]), ("end of", lines[-num_lines:])):
         if chosen:
             err.print(f"[dim]{title} {file}:[/]", soft_wrap=True)
             for line in chosen:
                 err.print(f"  {shortened(line)}", markup=False, soft_wrap=True)
+    if (remedy := remedy_of(text)) is not None:
+        fail(remedy)
+
+
+def remedy_of(log_text: str) -> str | None:
+    """What to change after a start that failed for want of memory for the KV cache."""
+    found = KV_TOO_SMALL.search(log_text)
+    if found is None:
+        return None
+    needed, fitting = found["needed"], found["fitting"]
+    return (
+        f"a context of {found['wanted']} tokens needs {needed} GiB of KV cache, and {found['there']} GiB are "
+        f"there{f', enough for {fitting} tokens' if fitting else ''}: shorten the context with "
+        f'--prefill-decode-args "--max-model-len {fitting or "TOKENS"}", or make room: on a CPU with '
+        f"VLLM_CPU_KVCACHE_SPACE={math.ceil(float(needed))} (GiB, set before ./triptych), on a GPU with "
+        '--prefill-decode-args "--gpu-memory-utilization 0.95"'
+    )
 
 
 def shortened(line: str) -> str:
@@ -64,13 +90,44 @@ def shortened(line: str) -> str:
     return f"{line[: LONGEST_LINE // 3]} ... {line[-LONGEST_LINE * 2 // 3 :]}"
 
 
+class Elapsed:
+    """Text of a spinner, with the seconds since it was made, and what has been downloaded meanwhile."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.downloads: Path | None = None  # a folder of the hub's cache, whose growth is shown
+        self._started_at = time.monotonic()
+        self._counted_at, self._first_bytes, self._num_bytes = float("-inf"), -1, 0
+
+    def __rich__(self) -> str:
+        now = time.monotonic()
+        text = f"{self.text} {now - self._started_at:.0f} s"
+        if self.downloads is not None and now - self._counted_at >= 1.0:
+            self._counted_at, self._num_bytes = now, folder_bytes(self.downloads)
+            if self._first_bytes < 0:
+                self._first_bytes = self._num_bytes
+        if self._num_bytes > self._first_bytes >= 0:
+            text += f", {format_bytes(self._num_bytes)} of the model downloaded"
+        return text
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes on disk of the files in `folder`, those that are being downloaded too; 0 where there is none."""
+    total = 0
+    for file in folder.glob("*"):
+        with contextlib.suppress(OSError):  # a download was renamed just now
+            total += file.stat().st_blocks * 512  # a file that is downloaded in parts has holes
+    return total
+
+
 class StartProgress:
     """One line per service that is ready or failed; on a terminal also the services that are starting."""
 
     def __init__(self) -> None:
         self._seen: dict[str, ServiceState] = {}
         self._started_at: dict[str, float] = {}
-        self._spinner = out.status("starting ...")
+        self._text = Elapsed("starting ...")
+        self._spinner = out.status(self._text)
 
     def __enter__(self) -> "StartProgress":
         self._spinner.__enter__()
@@ -88,7 +145,8 @@ class StartProgress:
                 self._seen[service.name] = service.state
                 self._print_change(service)
         starting = [service.name for service in status.services if service.state is ServiceState.STARTING]
-        self._spinner.update(f"starting {', '.join(starting)} ..." if starting else "...")
+        self._text.text = f"starting {', '.join(starting)} ..." if starting else "..."
+        self._text.downloads = downloads_of(status.model)
 
     def _print_change(self, service: ServiceStatus) -> None:
         match service.state:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from triptych_cli.roles import RoleCounts, TopologyName
-from triptych_cli.settings import DEFAULT_MODEL
+from triptych_cli.settings import DEFAULT_MODEL, LOOPBACK
 from triptych_common.cores.plan import CorePolicy
 
 REDIS_URL_VARIABLE = "TRIPTYCH_REDIS_URL"
@@ -20,15 +20,17 @@ Encoders = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Number of encoders [default: 1; 0 where all that prefill have vision towers of their own].",
+        show_default="1; 0 where all that prefill have vision towers of their own",
+        help="Number of encoders.",
     ),
 ]
 LocalEncodeOption = Annotated[
     LocalEncode | None,
     typer.Option(
         "--local-encode",
+        show_default="off, or as TRIPTYCH_LOCAL_ENCODE says",
         help="Vision towers in the prefill_decode instances: off; fallback, where encoders fail; auto, also "
-        "where an instance is quicker [default: off, or as TRIPTYCH_LOCAL_ENCODE says].",
+        "where an instance is quicker.",
     ),
 ]
 PrefillDecodes = Annotated[
@@ -36,7 +38,8 @@ PrefillDecodes = Annotated[
     typer.Option(
         "--prefill-decodes",
         min=0,
-        help="Number of prefill_decode instances [default: 1, or 0 where other instances answer].",
+        show_default="1, or 0 where other instances answer",
+        help="Number of prefill_decode instances.",
     ),
 ]
 Prefills = Annotated[
@@ -60,7 +63,9 @@ TopologyOption = Annotated[
 Gateways = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Number of gateways, on ports of their own from --port on [default: 1; 0 with --join]."
+        min=0,
+        show_default="1; 0 with --join",
+        help="Number of gateways, on ports of their own from --port on.",
     ),
 ]
 RedisUrl = Annotated[
@@ -70,10 +75,14 @@ RedisUrl = Annotated[
         help="Use this Redis (redis://, rediss:// or unix://) instead of the embedded one.",
     ),
 ]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")]
 RegionBytes = Annotated[
     int | None,
-    typer.Option(min=1 << 20, help="Shared memory for tensors [default: 256 MiB, less on a small tmpfs]."),
+    typer.Option(
+        min=1 << 20,
+        show_default="256 MiB, less on a small tmpfs",
+        help="Bytes of shared memory for tensors.",
+    ),
 ]
 EncoderArgs = Annotated[
     str, typer.Option(help='Passed through to the encoders\' vLLM, e.g. "--max-model-len 4096".')
@@ -104,8 +113,8 @@ Fabric = Annotated[
 FabricHost = Annotated[
     str | None,
     typer.Option(
-        help="Address of this machine at which the other hosts reach it; implies --fabric "
-        "[default: 127.0.0.1; with --join the one from which Redis is reached]."
+        show_default="127.0.0.1; with --join the one from which Redis is reached",
+        help="Address of this machine at which the other hosts reach it; implies --fabric.",
     ),
 ]
 FabricPort = Annotated[
@@ -120,12 +129,13 @@ FabricKeyFile = Annotated[
     Path | None,
     typer.Option(
         envvar="TRIPTYCH_FABRIC_KEY_FILE",
-        help="The key that all hosts share [default: that of the folder `join`; the first host makes it].",
+        show_default="that of the folder `join`; the first host makes it",
+        help="The key that all hosts share.",
     ),
 ]
 HostName = Annotated[
     str | None,
-    typer.Option("--host", help="Name of this host, unique in the system [default: the machine's]."),
+    typer.Option("--host", show_default="the machine's", help="Name of this host, unique in the system."),
 ]
 RedisPort = Annotated[
     int, typer.Option(min=1, max=65535, help="Of the embedded Redis at --fabric-host, for the other hosts.")
@@ -149,6 +159,7 @@ class SystemOptions:
     region_bytes: int | None
     encoder_args: str
     prefill_decode_args: str
+    gateway_host: str = LOOPBACK
     gateways: int | None = None  # None: one, but none where a system is joined
     core_policy: CorePolicy = "text_first"
     local_encode: LocalEncode | None = None  # None: as the environment says

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from triptych_common.runtime.settings import default_run_dir, default_state_dir
 
 CHECKOUT = Path(__file__).resolve().parents[4]
+LOOPBACK = "127.0.0.1"
 DEFAULT_MODEL = CHECKOUT / "models" / "digits-vl"
 
 
@@ -25,6 +26,10 @@ class CliSettings(BaseSettings):
     """Prefix of everything in Redis: several systems can share one."""
     slab_bytes: NonNegativeInt = 0
     """Memory that the store takes on the first GPU: engines there get less."""
+    host: str = LOOPBACK
+    """Address on which the gateways that `up` starts listen."""
+    transport: str = "auto"
+    """How tensors are asked to travel: services read it."""
     redis_url: str | None = Field(default=None, repr=False)
     """Of a system that `up` has not started, such as Compose's: commands that inspect look there."""
     store_socket: Path = Field(default_factory=lambda data: data["run_dir"] / "store.sock")
@@ -41,6 +46,14 @@ class GpuSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="ignore")
 
     cuda_visible_devices: str | None = None
+
+
+class HubSettings(BaseSettings):
+    """Which hub vLLM takes models from, in its own variable."""
+
+    model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
+
+    vllm_use_modelscope: bool = False
 
 
 class OpenMpSettings(BaseSettings):

@@ -23,6 +23,7 @@ from triptych_cli.supervisor.state import SystemStatus, try_write_status
 from triptych_cli.supervisor.supervisor import Supervisor, ended_by_signals, run_directory
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import LaunchError
+from triptych_cli.system.preflight import preflight
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
@@ -87,6 +88,7 @@ def demo(options: SystemOptions, num_images: int) -> int:
         samples = load_samples(SAMPLES, num_images)
         with private_layout() as layout:
             launch = prepare(options, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
+            preflight(launch.options)
             launch = replace(launch, env=demo_environment(caller_environment()))
             return asyncio.run(_run(launch, samples))
     except StartFailedError as error:

@@ -8,13 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
-
-from triptych_cli.commands.tables.instance_table import read_records, unserved_lines
-from triptych_cli.console import StartProgress, err, fail, out, show_tail
+from triptych_cli.commands.status import read_registered, show_shortfalls
+from triptych_cli.console import Elapsed, StartProgress, err, fail, out, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.roles import is_named
-from triptych_cli.settings import CliSettings
+from triptych_cli.settings import LOOPBACK, CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.launch import prepare
 from triptych_cli.supervisor.state import HostStatus, SystemStatus
@@ -22,6 +20,7 @@ from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.joining import JoinError, join_target
 from triptych_cli.system.layout import SUPERVISOR, RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
+from triptych_cli.system.preflight import preflight
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry import setup_logging
@@ -40,13 +39,13 @@ def up(options: SystemOptions, join: str | None = None) -> int:
     try:
         if join is not None:
             options = joined(options, join)
-        prepare(options, layout, deployment=settings.deployment)  # refuse here what cannot work
+        preflight(prepare(options, layout, deployment=settings.deployment).options)
     except LaunchError as error:
         fail(str(error))
         return 1
     process, reading = daemon.spawn(options.argument(), layout, env=options.environment())
     try:
-        return _follow_start(process, reading, layout)
+        return _follow_start(process, reading, layout, wants_towers=options.local_encode not in (None, "off"))
     except KeyboardInterrupt:
         err.print("\nstopping ...")
         process.send_signal(signal.SIGTERM)
@@ -70,16 +69,19 @@ def joined(options: SystemOptions, join: str) -> SystemOptions:
     return replace(options, redis_url=target.redis_url, fabric_key_file=key_file)
 
 
-def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLayout) -> int:
+def _follow_start(
+    process: subprocess.Popen[bytes], reading: int, layout: RunLayout, *, wants_towers: bool
+) -> int:
     last: daemon.StartReport | None = None
     with StartProgress() as progress:
         for last in daemon.read_reports(reading):
             if last.status is not None:
                 progress.update(last.status)
     if last is not None and last.kind == "ready" and last.status is not None:
+        show_shortfalls(last.status.model, read_registered(), wants_towers=wants_towers)
         if last.status.endpoint:
+            _show_reach(CliSettings().host)
             _show_endpoint(last.status)
-            _show_unserved()
         if last.status.host is not None:
             _show_host(last.status.host)
         out.print("[dim]./triptych status | logs SERVICE | trace REQUEST_ID | down[/]")
@@ -91,6 +93,16 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
     if log_file:
         show_tail(Path(log_file))
     return 1
+
+
+def _show_reach(host: str) -> None:
+    """Who can call the gateway, where that is not this machine alone."""
+    if host != LOOPBACK:
+        out.print(
+            f"[yellow]![/] the gateway listens on {host} (TRIPTYCH_HOST): every caller that reaches it is "
+            "served, unless TRIPTYCH_API_KEYS is set (docs/security.md)",
+            soft_wrap=True,
+        )
 
 
 def _show_endpoint(status: SystemStatus) -> None:
@@ -107,13 +119,6 @@ def _show_endpoint(status: SystemStatus) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _show_unserved() -> None:
-    """Media that the model takes and the system does not. Without Redis this is not known, and not shown."""
-    with contextlib.suppress(TriptychError, OSError):
-        for line in unserved_lines(asyncio.run(read_records())):
-            out.print(f"[yellow]{escape(line)}[/]")
 
 
 def _show_host(host: HostStatus) -> None:
@@ -143,7 +148,7 @@ def down() -> int:
     if not layout.run_dir.exists():
         out.print("nothing is running")
         return 0
-    with out.status("stopping ..."):
+    with out.status(Elapsed("stopping ...")):
         left = daemon.stop_system(layout)
     if left:
         fail(f"not everything could be ended: {', '.join(left)}")

@@ -24,6 +24,7 @@ from triptych_cli.commands.tables.instance_table import (
     read_records,
     unserved_lines,
 )
+from triptych_cli.commands.tables.shortfalls import shortfalls
 from triptych_cli.commands.tables.transport_table import pairs_table
 from triptych_cli.console import fail, out, plain_table
 from triptych_cli.settings import CliSettings
@@ -32,6 +33,7 @@ from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
+from triptych_cli.system.preflight import known_config
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord
 
@@ -65,7 +67,7 @@ def status(as_json: bool) -> int:
         return NOTHING_RUNS
     supervised = current is not None and _is_supervised(layout, current)
     has_supervisor = current is not None and is_supervised(layout)
-    records = _records() if current is None or has_supervisor else None
+    records = read_registered() if current is None or has_supervisor else None
     if current is not None:
         current = _as_found(current, records, supervised=has_supervisor)
     if as_json:
@@ -74,6 +76,8 @@ def status(as_json: bool) -> int:
         _show_services(current)
     if not as_json and records is not None:
         _show_registered(records, with_instances=current is None)
+    if not as_json and current is not None and _is_ready(current):
+        show_shortfalls(current.model, records)
     if current is None:
         return 0 if records is not None and can_serve(records) else 1
     return 0 if supervised and records is not None and _is_ready(current) else 1
@@ -127,13 +131,24 @@ def _has_processes(service: ServiceStatus) -> bool:
     return pid is not None and is_same_session(pid, service.pid_started_at) and bool(session_members(pid))
 
 
-def _records() -> list[InstanceRecord] | None:
+def read_registered() -> list[InstanceRecord] | None:
     """None: Redis cannot be reached, which has been told."""
     try:
         return asyncio.run(read_records())
     except (TriptychError, OSError) as error:
         fail(f"what is registered is not known: {error}")
         return None
+
+
+def show_shortfalls(
+    model: str, records: Sequence[InstanceRecord] | None, *, wants_towers: bool = False
+) -> None:
+    """A line for each thing that the model could do and the system does not."""
+    transport = CliSettings().transport
+    for line in shortfalls(
+        records or (), known_config(model), transport=transport, wants_towers=wants_towers
+    ):
+        out.print(f"[yellow]![/] {escape(line)}", soft_wrap=True)
 
 
 def _is_ready(current: SystemStatus) -> bool:

@@ -41,9 +41,10 @@ class Launch:
         options, host = self.options, self.options.host
         counts = options.counts
         num_models, num_kv = len(counts.language_models()), counts.num_handing_over
-        metrics_ports = free_ports(1 + counts.encoders + (host is not None))
+        run_dir = str(self.layout.run_dir)
+        metrics_ports = free_ports(1 + counts.encoders + (host is not None), of=f"{run_dir} metrics")
         if host is None:
-            ports = free_ports(num_models + num_kv, but=metrics_ports)
+            ports = free_ports(num_models + num_kv, but=metrics_ports, of=f"{run_dir} engines")
             reached = HostPorts((), tuple(ports[:num_models]), tuple(ports[num_models:]))
         else:
             reached = host.ports(options.num_gateways, num_models, num_kv)

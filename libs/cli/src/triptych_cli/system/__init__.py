@@ -6,6 +6,7 @@ joining            makes that from the options: which Redis is joined, what this
 shared_secrets     files that the hosts share: the key of the fabric, the URL of Redis
 resolved_options   the user's options, settled for this machine
 machine            model folders, free ports, GPUs, room for the region, redis-server: makes resolved options
+preflight          what would fail later: the model, its media, Redis, the size of the region
 engines            encoders and engines of language models: arguments, environment, shares of GPUs (pure)
 topology           every process, its environment, order and readiness condition (pure)
 """

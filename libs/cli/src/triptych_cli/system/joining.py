@@ -8,14 +8,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from triptych_cli.options import SystemOptions
-from triptych_cli.settings import CliSettings
+from triptych_cli.settings import LOOPBACK, CliSettings
 from triptych_cli.system.host_plan import NUM_PORTS_LIMIT, HostPlan
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME, SharedSecretError, check_key, read_url
 from triptych_common.protocol.urls import ANY_ADDRESSES, check_host
 from triptych_common.redis_client.address import RedisAddress
 
-LOOPBACK = "127.0.0.1"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from triptych_cli.options import SystemOptions
-from triptych_cli.settings import CliSettings, GpuSettings, OpenMpSettings
+from triptych_cli.settings import LOOPBACK, CliSettings, GpuSettings, OpenMpSettings
 from triptych_cli.system.host_plan import HostPlan
 from triptych_cli.system.joining import JoinError, check_ports, plan_host
 from triptych_cli.system.layout import RunLayout
@@ -50,7 +50,8 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
     return ResolvedOptions(
         model=model or options.model,
         model_is_local=model is not None,
-        gateway_port=require_free(options.port, options.num_gateways),
+        gateway_port=require_free(options.port, options.num_gateways, options.gateway_host),
+        gateway_host=options.gateway_host,
         num_gateways=options.num_gateways,
         counts=counts,
         local_encode=options.local_encode,
@@ -113,30 +114,33 @@ def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
     return size
 
 
-def require_free(port: int, count: int = 1) -> int:
-    """`port`. Raises LaunchError when it, or one of the `count` from it on, is taken."""
+def require_free(port: int, count: int = 1, host: str = LOOPBACK) -> int:
+    """`port`. Raises LaunchError when it, or one of the `count` from it on, is taken at `host`."""
     for wanted in range(port, port + count):
         try:
-            with socket.socket() as probe:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", wanted))
+                probe.bind((host, wanted))
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+            setting = "--port" if host == LOOPBACK else "--port, or TRIPTYCH_HOST"
             raise LaunchError(
-                f"port {wanted} of 127.0.0.1 cannot be used ({reason}); choose --port"
+                f"port {wanted} of {host} cannot be used ({reason}); choose {setting}"
             ) from None
     return port
 
 
-def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
+def free_ports(count: int, but: Collection[int] = (), *, of: str | None = None) -> list[int]:
     """Free ports of 127.0.0.1, all different, and none of `but`.
+
+    `of`: who asks; the next start of the same one gets the same ports, as far as they are free.
 
     They are bound only when the engines are up. So they lie below the range from which the kernel takes
     ports for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this
     function gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
     """
     with contextlib.ExitStack() as stack:
-        candidates = random.sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
+        candidates = random.Random(of).sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
         found: list[int] = []
         for port in candidates:
             if len(found) == count:
@@ -144,6 +148,7 @@ def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
             if port in but:
                 continue
             probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the start before
             try:
                 probe.bind(("127.0.0.1", port))
                 _claim_port(port)

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triptych_cli.roles import TOPOLOGIES, RoleCounts
+from triptych_cli.settings import LOOPBACK
 from triptych_cli.system.host_plan import HostPlan
 from triptych_common.cores.plan import CorePolicy
+from triptych_common.protocol.urls import ANY_ADDRESSES
 
 MIB = 1 << 20
 
@@ -15,6 +17,7 @@ class ResolvedOptions:
     model: str
     model_is_local: bool
     gateway_port: int
+    gateway_host: str = LOOPBACK  # on which gateways listen
     counts: RoleCounts = TOPOLOGIES["e+pd"]
     num_gateways: int = 1  # on gateway_port and the ports after it
     redis_url: str | None = None  # None: the embedded server
@@ -30,6 +33,11 @@ class ResolvedOptions:
     slab_share: float = 0.0  # of the first GPU's memory, which the store takes there
     host: HostPlan | None = None  # one of several; None: the only one
     serves_alone: bool = True  # its gateways need no instances of other hosts
+
+    @property
+    def reached_gateway_host(self) -> str:
+        """Where this machine reaches its gateways."""
+        return LOOPBACK if self.gateway_host in ANY_ADDRESSES else self.gateway_host
 
     @property
     def host_name(self) -> str | None:

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from triptych_cli.roles import instance_name
+from triptych_cli.settings import LOOPBACK
 from triptych_cli.system.engines import engine_env_defaults, engine_hosts
 from triptych_cli.system.host_plan import HOST_VARIABLE, HostPlan
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.shared_secrets import socket_url
 from triptych_common.protocol.urls import base_url
-
-LOOPBACK = "127.0.0.1"
 
 
 # ---- readiness: conditions, checked by supervisor.readiness --------------------------------------
@@ -160,7 +159,8 @@ def plan(
         _gateway(python, options, layout, number, common, below, gateway_ports)
         for number in range(options.num_gateways)
     ]
-    endpoint = f"http://{LOOPBACK}:{options.gateway_port}/v1" if options.num_gateways else ""
+    reached = base_url(options.reached_gateway_host, options.gateway_port)
+    endpoint = f"{reached}/v1" if options.num_gateways else ""
     return Topology(tuple(services), endpoint, redis_url)
 
 
@@ -228,7 +228,8 @@ def _gateway(
 ) -> ServiceSpec:
     host = options.host
     port = options.gateway_port + number
-    internal_host, internal_port = (host.address, internal_ports[number]) if host else (LOOPBACK, port)
+    reached_at = options.reached_gateway_host
+    internal_host, internal_port = (host.address, internal_ports[number]) if host else (reached_at, port)
     name = instance_name("gateway", number, options.host_name)
     # Where it cannot serve before other hosts have joined, it is ready when it answers.
     health = "ready" if options.serves_alone else "live"
@@ -240,7 +241,7 @@ def _gateway(
         env={
             **common,
             "TRIPTYCH_INSTANCE": name,
-            "TRIPTYCH_HOST": LOOPBACK,
+            "TRIPTYCH_HOST": options.gateway_host,
             "TRIPTYCH_PORT": str(port),
             **(host.gateway_environment(internal_port) if host else {}),
             **_encode_decision(options),

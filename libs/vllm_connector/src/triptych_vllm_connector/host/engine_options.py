@@ -28,6 +28,10 @@ class UndividedModelError(TriptychError):
     """A model whose stages cannot be apart."""
 
 
+class TextModelError(TriptychError):
+    """A model of text alone, which an encoder has nothing to do for."""
+
+
 def _json(value: object) -> str:
     return orjson.dumps(value).decode()
 
@@ -156,6 +160,21 @@ def _check_items_are_apart(args: Any) -> None:
         raise UndividedModelError(
             f"{args.model} cannot have an encoder: {factory.processor.__name__} does not process each item by "
             f"itself, so that its encoding depends on what else is in the request. {_SERVED_WHOLE}"
+        )
+
+
+def check_has_media(args: Any) -> None:
+    """Check that an encoder can encode for the model. `args`: vLLM's options, as parsed.
+
+    Raises:
+        TextModelError: it takes text alone.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    if not AsyncEngineArgs.from_cli_args(args).create_model_config().is_multimodal_model:
+        raise TextModelError(
+            f"{args.model} is a model of text alone, with nothing to encode: start no encoder for it, and the "
+            "others with TRIPTYCH_LOCAL_ENCODE=fallback (`./triptych up --encoders 0 --local-encode fallback`)"
         )
 
 

@@ -132,7 +132,10 @@ def _model_config(args: "AsyncEngineArgs") -> "ModelConfig":
     try:
         return AsyncEngineArgs(**counted).create_model_config()
     except (ValueError, OSError) as error:  # pydantic's errors and the hub's among them
-        raise EngineOptionsError(f"vLLM cannot read the configuration of {args.model}: {error}") from error
+        raise EngineOptionsError(
+            f"vLLM cannot read the configuration of {args.model}: name a folder with a config.json, or a model on "
+            f"a hub that can be reached, with HF_TOKEN where it is not public ({error})"
+        ) from error
 
 
 def _identity_parts(config: "ModelConfig") -> dict[str, str]:

@@ -27,7 +27,7 @@ from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, Pre
 from triptych_encoder.engine.video_pieces import VideoPieces
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
-from triptych_vllm_connector.host.engine_options import check_division, check_engine_options
+from triptych_vllm_connector.host.engine_options import check_division, check_engine_options, check_has_media
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_text
 from triptych_vllm_connector.records.positions import PositionCheck
 from triptych_vllm_connector.records.recording import ItemRecorder
@@ -199,6 +199,7 @@ async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncItera
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
     check_division(args, Role.ENCODE)
+    check_has_media(args)
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
     try:
         engine = EncodeEngine(llm, limits)

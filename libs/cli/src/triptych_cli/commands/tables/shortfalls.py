@@ -1,0 +1,70 @@
+"""What a system that is ready serves less than was asked for, one line each."""
+
+from collections.abc import Iterator, Sequence
+
+from triptych_cli.system.preflight import ModelConfig
+from triptych_common.domain.transports import CONSUMING_ROLES, PRODUCING_ROLES
+from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
+
+SIGNS = {
+    Modality.IMAGE: ("vision_config", "image_token_id", "image_token_index"),
+    Modality.VIDEO: ("video_token_id", "video_token_index"),
+    Modality.AUDIO: ("audio_config", "audio_token_id", "audio_token_index"),
+}
+"""Keys of a model's configuration that stand for a modality; not every model has them."""
+
+
+def shortfalls(
+    records: Sequence[InstanceRecord], config: ModelConfig, *, transport: str, wants_towers: bool = False
+) -> list[str]:
+    """One line for each modality, transport and tower that is missing.
+
+    Args:
+        config: of the model; empty: not known.
+        transport: as TRIPTYCH_TRANSPORT asks for it.
+        wants_towers: `--local-encode` was given.
+    """
+    return [*_media(records, config), *_transports(records, transport), *_towers(records, wants_towers)]
+
+
+def modalities_of(config: ModelConfig) -> frozenset[Modality]:
+    """Which media the model was made for, as far as its configuration says."""
+    keys = set(_keys(config))
+    return frozenset(modality for modality, signs in SIGNS.items() if keys.intersection(signs))
+
+
+def _keys(config: ModelConfig) -> Iterator[str]:
+    for key, value in config.items():
+        if value is not None:
+            yield key
+        if isinstance(value, dict):
+            yield from _keys(value)
+
+
+def _media(records: Sequence[InstanceRecord], config: ModelConfig) -> Iterator[str]:
+    encoding = [each for each in records if each.role is Role.ENCODE or each.item_limits]
+    for modality in sorted(modalities_of(config) if encoding else ()):
+        if not any(modality in each.item_limits for each in encoding):
+            yield (
+                f"{modality.value} is not served: the model takes it, and no instance announces it "
+                f"(./triptych logs {encoding[0].instance} says why, if --limit-mm-per-prompt does not)"
+            )
+
+
+def _transports(records: Sequence[InstanceRecord], asked: str) -> Iterator[str]:
+    for record in records:
+        if record.role not in (*PRODUCING_ROLES, *CONSUMING_ROLES) or not record.transports:
+            continue
+        best = record.transports[0].value
+        if record.slab_failure:
+            yield f"{record.instance} uses {best}, not cuda_ipc: {record.slab_failure}"
+        elif asked not in ("auto", best) or (asked == "auto" and best == Transport.REDIS.value):
+            why = f"./triptych logs {record.instance} says why"
+            yield f"{record.instance} uses {best}, not {'shared memory' if asked == 'auto' else asked}: {why}"
+
+
+def _towers(records: Sequence[InstanceRecord], wants_towers: bool) -> Iterator[str]:
+    with_towers = {Role.ENCODE_PREFILL, Role.ENCODE_PREFILL_DECODE, *([Role.PREFILL_DECODE] * wants_towers)}
+    for record in records:
+        if record.role in with_towers and not record.item_limits:
+            yield f"{record.instance} encodes nothing: it has loaded no tower for this model"
