@@ -102,7 +102,7 @@ def launched_with(tmp_path: Path, there: dict[str, tuple[int, int]], makes_no_ve
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TRIPTYCH_VENV": str(tmp_path / "venv")}
     done = subprocess.run(
-        [str(CHECKOUT / "triptych")], env=env, check=False, capture_output=True, text=True, timeout=30
+        [str(CHECKOUT / "triptych"), "up"], env=env, check=False, capture_output=True, text=True, timeout=30
     )
     return done.stdout.strip()
 
@@ -175,3 +175,28 @@ def test_nvidias_bindings_come_with_environments_and_images_for_gpus_alone() -> 
         for requirements in (bootstrap.requirements(CHECKOUT, engine), image.splitlines()):
             has_bindings = any(each.startswith("cuda-bindings") for each in requirements)
             assert has_bindings == (engine == "cuda")
+
+
+def test_what_an_interrupted_set_up_left_of_pips_files_is_removed_by_the_next(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip unpacks wheels in its temporary folder: hundreds of megabytes that nothing else removes."""
+    venv = tmp_path / "venv"
+    seen: list[list[Path]] = []
+
+    def is_interrupted(root: Path, venv: Path, installer: bootstrap.Installer, *_: object) -> None:
+        folder = venv / bootstrap._TMP_NAME
+        seen.append(list(folder.iterdir()))
+        write = "import pathlib, tempfile; pathlib.Path(tempfile.mkdtemp(), 'wheel').touch()"
+        assert installer.run([sys.executable, "-c", write], lambda: None)
+        assert list(folder.glob("*/wheel"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "set_up", is_interrupted)
+    monkeypatch.setattr(bootstrap, "check_disk", lambda *_: None)
+    monkeypatch.setenv("TRIPTYCH_ENGINE", "cpu")
+    assert [bootstrap.main(checkout, venv), bootstrap.main(checkout, venv)] == [130, 130]
+    assert seen == [[], []]
+    monkeypatch.setattr(bootstrap, "set_up", lambda *_: None)
+    assert bootstrap.main(checkout, venv) == 0
+    assert not (venv / bootstrap._TMP_NAME).exists()

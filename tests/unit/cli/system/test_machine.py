@@ -1,5 +1,6 @@
 """What the machine has: which part of a GPU the store's slab is, which cores engines may use; and options."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,28 @@ def test_no_other_process_gets_the_same_ports(monkeypatch: pytest.MonkeyPatch) -
     others = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {*found} & {int(each) for each in others.split()}
     assert not {*found} & {*free_ports(20)}
+
+
+def test_the_next_start_of_the_same_system_gets_the_same_ports() -> None:
+    """Prometheus finds it again; one that another process has taken is replaced alone."""
+    code = "from triptych_cli.system.machine import free_ports; print(*free_ports(4, of='/run/a'))"
+
+    def ports() -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        return done.stdout.split()
+
+    first = ports()
+    assert ports() == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(first[1])))
+        taken.listen()
+        assert set(first) - set(ports()) == {first[1]}
+
+
+def test_a_port_is_tried_where_the_gateway_will_listen() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=r"127\.0\.0\.2.*TRIPTYCH_HOST"):
+            machine.require_free(port, host="127.0.0.2")

@@ -173,8 +173,8 @@ def check_has_media(args: Any) -> None:
 
     if not AsyncEngineArgs.from_cli_args(args).create_model_config().is_multimodal_model:
         raise TextModelError(
-            f"{args.model} is a model of text alone, with nothing to encode: start no encoder for it, and the "
-            "others with TRIPTYCH_LOCAL_ENCODE=fallback (`./triptych up --encoders 0 --local-encode fallback`)"
+            f"{args.model} is a model of text alone, with nothing to encode: start no encoder for it "
+            "(`./triptych up --encoders 0 --local-encode fallback`)"
         )
 
 

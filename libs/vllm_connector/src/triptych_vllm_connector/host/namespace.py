@@ -133,8 +133,8 @@ def _model_config(args: "AsyncEngineArgs") -> "ModelConfig":
         return AsyncEngineArgs(**counted).create_model_config()
     except (ValueError, OSError) as error:  # pydantic's errors and the hub's among them
         raise EngineOptionsError(
-            f"vLLM cannot read the configuration of {args.model}: name a folder with a config.json, or a model on "
-            f"a hub that can be reached, with HF_TOKEN where it is not public ({error})"
+            f"vLLM cannot read the configuration of {args.model}: name a folder with a config.json, or a "
+            f"model on a hub that can be reached, with HF_TOKEN where it is not public ({error})"
         ) from error
 
 

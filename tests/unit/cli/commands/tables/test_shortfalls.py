@@ -1,0 +1,60 @@
+"""What a ready system serves less than was asked for: one line each, and none where all is there."""
+
+from typing import Any
+
+import pytest
+
+from triptych_cli.commands.tables.shortfalls import modalities_of, shortfalls
+from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
+
+CONFIG = {"vision_config": {"depth": 1}, "video_token_id": 5, "text_config": {"hidden_size": 8}}
+BOTH = {Modality.IMAGE: 9, Modality.VIDEO: 9}
+SHM, REDIS, IPC = (Transport.PINNED_SHM,), (Transport.REDIS,), (Transport.CUDA_IPC, Transport.PINNED_SHM)
+
+
+def record(role: Role = Role.ENCODE, **fields: Any) -> InstanceRecord:
+    defaults = {"item_limits": BOTH if role is Role.ENCODE else {}, "transports": SHM}
+    return InstanceRecord(instance=f"{role.value}-0", boot_id="b", role=role, **{**defaults, **fields})
+
+
+@pytest.mark.parametrize(
+    ("records", "asked", "line"),
+    [
+        ([record(item_limits={Modality.IMAGE: 9})], {}, "video is not served"),
+        (
+            [record(), record(Role.PREFILL_DECODE, transports=REDIS)],
+            {},
+            "prefill-decode-0 uses redis, not shared",
+        ),
+        (
+            [record(slab_failure="no rights")],
+            {"transport": "cuda_ipc"},
+            "uses pinned_shm, not cuda_ipc: no rights",
+        ),
+        ([record()], {"transport": "cuda_ipc"}, "encode-0 uses pinned_shm, not cuda_ipc"),
+        ([record(), record(Role.PREFILL_DECODE)], {"wants_towers": True}, "prefill-decode-0 encodes nothing"),
+        ([record(), record(Role.ENCODE_PREFILL_DECODE)], {}, "encode-prefill-decode-0 encodes nothing"),
+    ],
+)
+def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: dict[str, Any], line: str) -> None:
+    (found,) = shortfalls(records, CONFIG, **{"transport": "auto", **asked})
+    assert line in found
+
+
+@pytest.mark.parametrize(
+    ("records", "asked"),
+    [
+        ([record(), record(Role.PREFILL_DECODE), record(Role.DECODE, transports=())], {}),
+        ([record(transports=REDIS)], {"transport": "redis"}),
+        ([record(transports=IPC)], {"transport": "auto"}),
+        ([record(Role.PREFILL_DECODE)], {}),  # a model of text alone
+    ],
+)
+def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: dict[str, Any]) -> None:
+    assert shortfalls(records, CONFIG, **{"transport": "auto", **asked}) == []
+
+
+def test_media_of_a_nested_configuration_are_seen() -> None:
+    config = {"thinker_config": {"audio_config": {}, "vision_config": {}, "video_token_index": 4}}
+    assert modalities_of(config) == {Modality.IMAGE, Modality.VIDEO, Modality.AUDIO}
+    assert modalities_of({"video_token_id": None}) == frozenset()
