@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from load.contents import TextMaker
+from serve import api_root
 from serving.load_points import LoadPoint, Loop, load_points
 from serving.plots import gap_distribution, latency_over_load, timeline
 from serving.replay import Arrival, TraceFormatError, messages, read_arrivals
@@ -182,3 +183,10 @@ def test_the_set_up_measured_longest_is_named_first() -> None:
     good = {"all.goodput_per_s": 2.0}
     text = setups_table({Setup(1, ()): [{"all.goodput_per_s": 9.0}], Setup(2, ()): [good, good]})
     assert text.index("2 encoders") < text.index("1 encoder ")
+
+
+@pytest.mark.parametrize(
+    "given", ["http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/"]
+)
+def test_the_endpoint_may_be_named_with_or_without_its_version(given: str) -> None:
+    assert api_root(given) == "http://h:8000/v1"

@@ -140,6 +140,8 @@ def test_a_redis_that_answers_passes(redis_url: str) -> None:
         (7, RoleCounts(encoders=1, prefill_decodes=1), (), False),
         (8, RoleCounts(encoders=1, prefill_decodes=1, prefills=1, decodes=1), (), False),
         (8, RoleCounts(encoders=1, prefill_decodes=1), ("--max-num-batched-tokens=8192",), False),
+        (8, RoleCounts(encoders=1, prefill_decodes=1), ("--max-model-len", "4096"), False),  # one item
+        (64, RoleCounts(encoders=1, prefill_decodes=1), ("--max-model-len=128000",), True),
         (1, RoleCounts(encode_prefill_decodes=1), (), True),  # hands nothing over
     ],
 )

@@ -151,6 +151,19 @@ def test_the_gateway_is_ready_when_it_reports_so() -> None:
     assert "TRIPTYCH_MODEL" not in gateway.env
 
 
+@pytest.mark.parametrize(
+    ("listens_on", "reached_at"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.7", "10.0.0.7"), ("::1", "[::1]")]
+)
+def test_the_gateway_listens_where_it_is_told_and_is_asked_where_this_machine_reaches_it(
+    listens_on: str, reached_at: str
+) -> None:
+    topology = planned(replace(OPTIONS, gateway_host=listens_on))
+    gateway = by_name(topology)["gateway-0"]
+    assert gateway.env["TRIPTYCH_HOST"] == listens_on
+    assert gateway.ready == HttpReady(f"http://{reached_at}:8000/health/ready")
+    assert topology.endpoint == f"http://{reached_at}:8000/v1"
+
+
 def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> None:
     services = by_name(planned())
     defaults = services["encoder-0"].env_defaults

@@ -22,7 +22,10 @@ from triptych_common.domain.errors import TriptychError
 HUB_TIMEOUT_S = 10.0
 REDIS_TIMEOUT_S = 6.0  # longer than the connection's own retries
 CONFIG_FILES = ("config.json", "params.json")  # Hugging Face's, and Mistral's own
-FEWEST_BATCHED_TOKENS = 2048  # vLLM's smallest default for a server; its encoder cache has as many rows
+FEWEST_ROWS = 2048  # of vLLM's encoder cache: its smallest default of tokens in a step, for a server
+LARGEST_ITEM_ROWS = (
+    16_384  # of the largest image of a Qwen-VL; a cache also holds one item, if the context does
+)
 TEXT_MODELS, MEDIA_MODELS = "_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS"  # vLLM's tables
 DTYPE_BYTES = {"float32": 4, "float": 4}  # of others 2
 
@@ -214,7 +217,7 @@ def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
     requests are let in by the room there, and would wait for tensors that find none in the region.
 
     Raises:
-        LaunchError: it is smaller, with caches of vLLM's smallest default size.
+        LaunchError: it is smaller than caches that hold a step's tokens, or a large item.
     """
     counts = options.counts
     num_caches = counts.prefill_decodes + counts.prefills
@@ -222,7 +225,9 @@ def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
     if not counts.encoders or not num_caches or not row_bytes:
         return
     batched = option(options.prefill_decode_args, "--max-num-batched-tokens") or ""
-    num_rows = int(batched) if batched.isdecimal() else FEWEST_BATCHED_TOKENS
+    length = option(options.prefill_decode_args, "--max-model-len") or ""
+    context = int(length) if length.isdecimal() else _text_config(config).get("max_position_embeddings", 0)
+    num_rows = max(int(batched) if batched.isdecimal() else FEWEST_ROWS, min(context, LARGEST_ITEM_ROWS))
     needed = num_caches * num_rows * row_bytes
     if options.region_bytes < needed:
         raise LaunchError(
