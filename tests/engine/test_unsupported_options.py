@@ -12,10 +12,12 @@ import pytest
 from tests.support.real.system import MODEL
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.host.engine_options import (
+    TextModelError,
     UndividedModelError,
     UnsupportedOptionError,
     check_division,
     check_engine_options,
+    check_has_media,
 )
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
@@ -122,6 +124,15 @@ def test_a_model_whose_items_are_not_processed_apart_has_no_encoder() -> None:
     with pytest.raises(UndividedModelError, match=r"cannot have an encoder: .*encode-prefill-decodes 1"):
         check_division(args, Role.ENCODE)
     check_division(args, Role.ENCODE_PREFILL_DECODE)
+
+
+def test_an_encoder_refuses_a_model_of_text_alone_before_its_engine_starts(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    parser = make_arg_parser(FlexibleArgumentParser())
+    with pytest.raises(TextModelError, match="--encoders 0 --local-encode fallback"):
+        check_has_media(parser.parse_args([f"--model={tmp_path}", "--skip-tokenizer-init"]))
+    check_has_media(parser.parse_args([f"--model={MODEL}"]))
 
 
 def test_other_models_are_divided(tmp_path: Path) -> None:

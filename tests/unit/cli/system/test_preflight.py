@@ -129,10 +129,6 @@ def test_a_redis_that_cannot_be_used_is_told_without_its_password(url: str, reas
     assert "geheim" not in str(raised.value)
 
 
-def test_a_redis_that_answers_passes(redis_url: str) -> None:
-    preflight.preflight(options(redis_url=redis_url))
-
-
 @pytest.mark.parametrize(
     ("region_mib", "counts", "arguments", "fits"),
     [

@@ -45,7 +45,7 @@ def up(options: SystemOptions, join: str | None = None) -> int:
         return 1
     process, reading = daemon.spawn(options.argument(), layout, env=options.environment())
     try:
-        return _follow_start(process, reading, layout, wants_towers=options.local_encode not in (None, "off"))
+        return _follow_start(process, reading, layout)
     except KeyboardInterrupt:
         err.print("\nstopping ...")
         process.send_signal(signal.SIGTERM)
@@ -69,16 +69,14 @@ def joined(options: SystemOptions, join: str) -> SystemOptions:
     return replace(options, redis_url=target.redis_url, fabric_key_file=key_file)
 
 
-def _follow_start(
-    process: subprocess.Popen[bytes], reading: int, layout: RunLayout, *, wants_towers: bool
-) -> int:
+def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLayout) -> int:
     last: daemon.StartReport | None = None
     with StartProgress() as progress:
         for last in daemon.read_reports(reading):
             if last.status is not None:
                 progress.update(last.status)
     if last is not None and last.kind == "ready" and last.status is not None:
-        show_shortfalls(last.status.model, read_registered(), wants_towers=wants_towers)
+        show_shortfalls(last.status.model, read_registered())
         if last.status.endpoint:
             _show_reach(CliSettings().host)
             _show_endpoint(last.status)

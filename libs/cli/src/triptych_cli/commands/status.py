@@ -74,10 +74,10 @@ def status(as_json: bool) -> int:
         _show_json(current, records)
     elif current is not None:
         _show_services(current)
-    if not as_json and records is not None:
-        _show_registered(records, with_instances=current is None)
     if not as_json and current is not None and _is_ready(current):
         show_shortfalls(current.model, records)
+    if not as_json and records is not None:
+        _show_registered(records, with_instances=current is None)
     if current is None:
         return 0 if records is not None and can_serve(records) else 1
     return 0 if supervised and records is not None and _is_ready(current) else 1
@@ -140,14 +140,9 @@ def read_registered() -> list[InstanceRecord] | None:
         return None
 
 
-def show_shortfalls(
-    model: str, records: Sequence[InstanceRecord] | None, *, wants_towers: bool = False
-) -> None:
+def show_shortfalls(model: str, records: Sequence[InstanceRecord] | None) -> None:
     """A line for each thing that the model could do and the system does not."""
-    transport = CliSettings().transport
-    for line in shortfalls(
-        records or (), known_config(model), transport=transport, wants_towers=wants_towers
-    ):
+    for line in shortfalls(records or (), known_config(model), CliSettings().transport):
         out.print(f"[yellow]![/] {escape(line)}", soft_wrap=True)
 
 

@@ -226,8 +226,11 @@ def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
         return
     batched = option(options.prefill_decode_args, "--max-num-batched-tokens") or ""
     length = option(options.prefill_decode_args, "--max-model-len") or ""
-    context = int(length) if length.isdecimal() else _text_config(config).get("max_position_embeddings", 0)
-    num_rows = max(int(batched) if batched.isdecimal() else FEWEST_ROWS, min(context, LARGEST_ITEM_ROWS))
+    context = int(length) if length.isdecimal() else _text_config(config).get("max_position_embeddings")
+    num_rows = max(
+        int(batched) if batched.isdecimal() else FEWEST_ROWS,
+        min(context, LARGEST_ITEM_ROWS) if isinstance(context, int) else 0,
+    )
     needed = num_caches * num_rows * row_bytes
     if options.region_bytes < needed:
         raise LaunchError(

@@ -20,41 +20,44 @@ def record(role: Role = Role.ENCODE, **fields: Any) -> InstanceRecord:
 @pytest.mark.parametrize(
     ("records", "asked", "line"),
     [
-        ([record(item_limits={Modality.IMAGE: 9})], {}, "video is not served"),
+        ([record(item_limits={Modality.IMAGE: 9})], "auto", "video is not served"),
         (
             [record(), record(Role.PREFILL_DECODE, transports=REDIS)],
-            {},
+            "auto",
             "prefill-decode-0 uses redis, not shared",
         ),
         (
             [record(slab_failure="no rights")],
-            {"transport": "cuda_ipc"},
+            "cuda_ipc",
             "uses pinned_shm, not cuda_ipc: no rights",
         ),
-        ([record()], {"transport": "cuda_ipc"}, "encode-0 uses pinned_shm, not cuda_ipc"),
-        ([record(), record(Role.PREFILL_DECODE)], {"wants_towers": True}, "prefill-decode-0 encodes nothing"),
-        ([record(), record(Role.ENCODE_PREFILL_DECODE)], {}, "encode-prefill-decode-0 encodes nothing"),
+        ([record()], "cuda_ipc", "encode-0 uses pinned_shm, not cuda_ipc"),
+        ([record(), record(Role.ENCODE_PREFILL_DECODE)], "auto", "encode-prefill-decode-0 encodes nothing"),
     ],
 )
-def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: dict[str, Any], line: str) -> None:
-    (found,) = shortfalls(records, CONFIG, **{"transport": "auto", **asked})
+def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: str, line: str) -> None:
+    (found,) = shortfalls(records, CONFIG, asked)
     assert line in found
 
 
 @pytest.mark.parametrize(
     ("records", "asked"),
     [
-        ([record(), record(Role.PREFILL_DECODE), record(Role.DECODE, transports=())], {}),
-        ([record(transports=REDIS)], {"transport": "redis"}),
-        ([record(transports=IPC)], {"transport": "auto"}),
-        ([record(Role.PREFILL_DECODE)], {}),  # a model of text alone
+        ([record(), record(Role.PREFILL_DECODE), record(Role.DECODE, transports=())], "auto"),
+        ([record(transports=REDIS)], "redis"),
+        ([record(transports=IPC)], "auto"),
     ],
 )
-def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: dict[str, Any]) -> None:
-    assert shortfalls(records, CONFIG, **{"transport": "auto", **asked}) == []
+def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: str) -> None:
+    assert shortfalls(records, CONFIG, asked) == []
 
 
 def test_media_of_a_nested_configuration_are_seen() -> None:
     config = {"thinker_config": {"audio_config": {}, "vision_config": {}, "video_token_index": 4}}
     assert modalities_of(config) == {Modality.IMAGE, Modality.VIDEO, Modality.AUDIO}
     assert modalities_of({"video_token_id": None}) == frozenset()
+
+
+def test_a_model_of_text_alone_needs_no_tower() -> None:
+    records = [record(Role.ENCODE_PREFILL_DECODE)]
+    assert shortfalls(records, {"architectures": ["LlamaForCausalLM"]}, "auto") == []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from triptych_cli.system.preflight import ModelConfig
+from triptych_cli.system.preflight import ModelConfig, is_text_only
 from triptych_common.domain.transports import CONSUMING_ROLES, PRODUCING_ROLES
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
 
@@ -14,17 +14,14 @@ SIGNS = {
 """Keys of a model's configuration that stand for a modality; not every model has them."""
 
 
-def shortfalls(
-    records: Sequence[InstanceRecord], config: ModelConfig, *, transport: str, wants_towers: bool = False
-) -> list[str]:
+def shortfalls(records: Sequence[InstanceRecord], config: ModelConfig, transport: str) -> list[str]:
     """One line for each modality, transport and tower that is missing.
 
     Args:
         config: of the model; empty: not known.
         transport: as TRIPTYCH_TRANSPORT asks for it.
-        wants_towers: `--local-encode` was given.
     """
-    return [*_media(records, config), *_transports(records, transport), *_towers(records, wants_towers)]
+    return [*_media(records, config), *_transports(records, transport), *_towers(records, config)]
 
 
 def modalities_of(config: ModelConfig) -> frozenset[Modality]:
@@ -63,8 +60,8 @@ def _transports(records: Sequence[InstanceRecord], asked: str) -> Iterator[str]:
             yield f"{record.instance} uses {best}, not {'shared memory' if asked == 'auto' else asked}: {why}"
 
 
-def _towers(records: Sequence[InstanceRecord], wants_towers: bool) -> Iterator[str]:
-    with_towers = {Role.ENCODE_PREFILL, Role.ENCODE_PREFILL_DECODE, *([Role.PREFILL_DECODE] * wants_towers)}
+def _towers(records: Sequence[InstanceRecord], config: ModelConfig) -> Iterator[str]:
     for record in records:
-        if record.role in with_towers and not record.item_limits:
+        encodes = record.role in PRODUCING_ROLES or record.role is Role.ENCODE_PREFILL_DECODE
+        if encodes and not record.item_limits and not is_text_only(config):
             yield f"{record.instance} encodes nothing: it has loaded no tower for this model"
