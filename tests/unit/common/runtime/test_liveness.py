@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from triptych_common.runtime.liveness import HUNG_AFTER_CHECKS, Activity, HangCount, activity_of
+from triptych_common.runtime.liveness import (
+    CHECK_INTERVAL_S,
+    HUNG_AFTER_CHECKS,
+    STILL_S,
+    Activity,
+    HangCount,
+    StartProgress,
+    activity_of,
+)
 
 IDLE = Activity(1.0, frozenset("S"))
 
@@ -63,3 +71,39 @@ def test_a_stopped_process_makes_no_progress_and_a_computing_one_does() -> None:
         finally:
             process.kill()
     assert activity_of(process.pid) == Activity(0.0, frozenset())
+
+
+LIMIT_S = 600.0
+
+
+def started(limit_s: float = LIMIT_S) -> tuple[StartProgress, float]:
+    return StartProgress(limit_s, 1000.0), 1000.0
+
+
+def test_a_start_that_computes_goes_on_beyond_its_limit() -> None:
+    progress, now = started()
+    used_s = 0.0
+    while now < 1000.0 + 3 * LIMIT_S:
+        now += CHECK_INTERVAL_S
+        used_s += 0.1 * CHECK_INTERVAL_S  # other programs have the rest
+        progress.note(now, {7: Activity(1.0, frozenset("S")), 8: Activity(used_s, frozenset("S"))})
+        assert not progress.has_failed(now)
+    assert not progress.has_failed(now + STILL_S - 1)
+    assert progress.has_failed(now + STILL_S)
+
+
+def test_a_start_that_stands_still_fails_at_its_limit() -> None:
+    progress, now = started()
+    while now < 1000.0 + LIMIT_S:
+        now += CHECK_INTERVAL_S
+        assert not progress.has_failed(now)
+        assert progress.is_due(now)
+        progress.note(now, {7: Activity(1.0, frozenset("S"))})
+        assert not progress.is_due(now)
+    assert progress.has_failed(now + 1)
+
+
+def test_a_limit_of_a_second_is_one() -> None:
+    progress, now = started(1.0)
+    assert not progress.has_failed(now + 0.9)
+    assert progress.has_failed(now + 1.1)

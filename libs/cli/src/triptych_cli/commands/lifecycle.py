@@ -22,7 +22,6 @@ from triptych_cli.system.layout import SUPERVISOR, RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.preflight import preflight
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME
-from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry import setup_logging
 
 

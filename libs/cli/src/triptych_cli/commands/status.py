@@ -22,7 +22,6 @@ from triptych_cli.commands.tables.instance_table import (
     can_serve,
     instance_table,
     read_records,
-    unserved_lines,
 )
 from triptych_cli.commands.tables.shortfalls import shortfalls
 from triptych_cli.commands.tables.transport_table import pairs_table
@@ -189,8 +188,6 @@ def _show_registered(records: Sequence[InstanceRecord], *, with_instances: bool)
     if with_instances or is_spread(records):
         out.print(instance_table(records))
     out.print(compute_table(records))
-    for line in unserved_lines(records):
-        out.print(f"[yellow]{escape(line)}[/]")
     try:
         out.print(asyncio.run(pairs_table()))
     except (TriptychError, OSError) as error:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from triptych_common.runtime.liveness import Activity, activity_of
+
 POSIX_SHARED_MEMORY = Path("/dev/shm")
 KILL_ROUNDS = 50
 SESSION_INTERVAL_S = 0.1
@@ -151,6 +153,10 @@ class ChildProcess:
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()
         return self._process.returncode is not None
+
+    def activity(self) -> dict[int, Activity]:
+        """Return what each process of the session has done, by its pid."""
+        return {member.pid: activity_of(member.pid) for member in session_members(self.pid)}
 
     def record_shared_memory(self) -> None:
         """Record the shared memory that the session has now: `stop_session` removes what is left of it.

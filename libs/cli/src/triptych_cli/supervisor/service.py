@@ -14,7 +14,7 @@ from triptych_cli.supervisor.readiness import Probe, probe_for
 from triptych_cli.supervisor.state import ALLOWED, RUNNING, LastEnd, ServiceState, ServiceStatus
 from triptych_cli.system.topology import RedisAnswers, ServiceSpec, StoreAnswers
 from triptych_common.domain.transitions import check_transition
-from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, activity_of
+from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, StartProgress, activity_of
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -203,10 +203,13 @@ class Service:
 
     async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
         """Empty when the condition is met, or on `stop`; otherwise the failure."""
-        deadline = time.monotonic() + self.spec.start_timeout_s
+        progress = StartProgress(self.spec.start_timeout_s, time.monotonic())
         while not self._stopping.is_set() and not await probe.is_met():
-            if time.monotonic() > deadline:
-                return f"was not ready after {self.spec.start_timeout_s:g} s: {probe.condition}"
+            now = time.monotonic()
+            if progress.is_due(now):
+                progress.note(now, child.activity())
+            if progress.has_failed(now):
+                return f"was not ready after {progress.elapsed_s(now):.0f} s: {probe.condition}"
             # The condition is in other processes and cannot be awaited; the end of the child can.
             if await child.ends_within(PROBE_INTERVAL_S):
                 return _ended(await child.wait())

@@ -26,7 +26,7 @@ def _riff(form: bytes) -> Test:
 
 
 def _is_mpeg_audio(head: bytes) -> bool:
-    """An ID3 tag, a frame's header, or MP3 frames behind zeros or the rest of a frame, as FFmpeg finds them."""
+    """Find an ID3 tag, a frame header, or MP3 frames behind zeros or the rest of a frame, as FFmpeg does."""
     if head.startswith(b"ID3"):
         return len(head) > 9 and head[3] in (2, 3, 4) and max(head[6:10]) < 0x80
     starts = islice(_MP3_HEADER.finditer(head), MAX_MP3_STARTS)

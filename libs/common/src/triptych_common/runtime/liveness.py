@@ -8,11 +8,13 @@ Counted are checks in a row, not seconds: where the checking process gets no cor
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 CHECK_INTERVAL_S = 5.0
 HUNG_AFTER_CHECKS = 6
+STILL_S = 60.0
 MIN_SHARE = 0.01  # of a core: heartbeats and timers of an idle process use less
 _PROGRESSING = frozenset("RDt")  # runs or waits for a core; waits for a disk; held by a debugger
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -56,6 +58,41 @@ def _run_delay_s(path: Path) -> float:
         return int(path.read_text().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
+
+
+class StartProgress:
+    """A start that takes longer than its limit goes on while any process of the service computes or reads.
+
+    A download, a compilation and the weights of a large model take as long as the machine needs; what has
+    stood still for `STILL_S` seconds behind the limit will not become ready.
+    """
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        """`now`: seconds of a clock that does not jump, as in all calls."""
+        self._limit_s, self._started_at = limit_s, now
+        self._noted_at = self._moved_at = now
+        self._before: Mapping[int, Activity] = {}
+
+    def elapsed_s(self, now: float) -> float:
+        return now - self._started_at
+
+    def is_due(self, now: float) -> bool:
+        """Whether the activities are to be noted: they cost a look at all processes."""
+        return now - self._noted_at >= CHECK_INTERVAL_S
+
+    def note(self, now: float, activities: Mapping[int, Activity]) -> None:
+        """Note what the service's processes have done; `activities`: by pid."""
+        interval_s, self._noted_at = now - self._noted_at, now
+        before, self._before = self._before, activities
+        if before.keys() != activities.keys() or any(
+            each.is_progress_since(before[pid], interval_s) for pid, each in activities.items()
+        ):
+            self._moved_at = now
+
+    def has_failed(self, now: float) -> bool:
+        """Return whether the limit is over, and nothing has moved for a while."""
+        still_s = now - self._moved_at
+        return now - self._started_at > self._limit_s and still_s >= min(STILL_S, self._limit_s)
 
 
 class HangCount:

@@ -158,8 +158,8 @@ def _check_items_are_apart(args: Any) -> None:
     base = BaseMultiModalProcessor._cached_apply_hf_processor
     if factory is not None and factory.processor._cached_apply_hf_processor is not base:
         raise UndividedModelError(
-            f"{args.model} cannot have an encoder: {factory.processor.__name__} does not process each item by "
-            f"itself, so that its encoding depends on what else is in the request. {_SERVED_WHOLE}"
+            f"{args.model} cannot have an encoder: {factory.processor.__name__} does not process each item "
+            f"by itself, so that its encoding depends on what else is in the request. {_SERVED_WHOLE}"
         )
 
 

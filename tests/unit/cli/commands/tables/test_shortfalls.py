@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.commands.tables.shortfalls import modalities_of, shortfalls
+from triptych_cli.commands.tables.shortfalls import shortfalls
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
 
 CONFIG = {"vision_config": {"depth": 1}, "video_token_id": 5, "text_config": {"hidden_size": 8}}
@@ -20,7 +20,11 @@ def record(role: Role = Role.ENCODE, **fields: Any) -> InstanceRecord:
 @pytest.mark.parametrize(
     ("records", "asked", "line"),
     [
-        ([record(item_limits={Modality.IMAGE: 9})], "auto", "video is not served"),
+        (
+            [record(item_limits={Modality.IMAGE: 9}, unserved_modalities={Modality.VIDEO: "no video fits"})],
+            "auto",
+            "encode-0 serves no video: no video fits",
+        ),
         (
             [record(), record(Role.PREFILL_DECODE, transports=REDIS)],
             "auto",
@@ -50,12 +54,6 @@ def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: str, 
 )
 def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: str) -> None:
     assert shortfalls(records, CONFIG, asked) == []
-
-
-def test_media_of_a_nested_configuration_are_seen() -> None:
-    config = {"thinker_config": {"audio_config": {}, "vision_config": {}, "video_token_index": 4}}
-    assert modalities_of(config) == {Modality.IMAGE, Modality.VIDEO, Modality.AUDIO}
-    assert modalities_of({"video_token_id": None}) == frozenset()
 
 
 def test_a_model_of_text_alone_needs_no_tower() -> None:

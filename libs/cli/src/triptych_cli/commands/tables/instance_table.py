@@ -36,15 +36,6 @@ def instance_table(records: Sequence[InstanceRecord]) -> Table:
     return table
 
 
-def unserved_lines(records: Sequence[InstanceRecord]) -> list[str]:
-    """One for each kind of media that an instance's model has and the instance does not take."""
-    return [
-        f"{record.instance} serves no {modality}: {reason}"
-        for record in records
-        for modality, reason in record.unserved_modalities.items()
-    ]
-
-
 def can_serve(records: Sequence[InstanceRecord]) -> bool:
     """Whether instances are there that answer requests together."""
     roles = {each.role for each in records if not each.draining}

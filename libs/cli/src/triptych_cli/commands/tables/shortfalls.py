@@ -4,14 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from triptych_cli.system.preflight import ModelConfig, is_text_only
 from triptych_common.domain.transports import CONSUMING_ROLES, PRODUCING_ROLES
-from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
-
-SIGNS = {
-    Modality.IMAGE: ("vision_config", "image_token_id", "image_token_index"),
-    Modality.VIDEO: ("video_token_id", "video_token_index"),
-    Modality.AUDIO: ("audio_config", "audio_token_id", "audio_token_index"),
-}
-"""Keys of a model's configuration that stand for a modality; not every model has them."""
+from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 
 
 def shortfalls(records: Sequence[InstanceRecord], config: ModelConfig, transport: str) -> list[str]:
@@ -21,31 +14,13 @@ def shortfalls(records: Sequence[InstanceRecord], config: ModelConfig, transport
         config: of the model; empty: not known.
         transport: as TRIPTYCH_TRANSPORT asks for it.
     """
-    return [*_media(records, config), *_transports(records, transport), *_towers(records, config)]
+    return [*_media(records), *_transports(records, transport), *_towers(records, config)]
 
 
-def modalities_of(config: ModelConfig) -> frozenset[Modality]:
-    """Which media the model was made for, as far as its configuration says."""
-    keys = set(_keys(config))
-    return frozenset(modality for modality, signs in SIGNS.items() if keys.intersection(signs))
-
-
-def _keys(config: ModelConfig) -> Iterator[str]:
-    for key, value in config.items():
-        if value is not None:
-            yield key
-        if isinstance(value, dict):
-            yield from _keys(value)
-
-
-def _media(records: Sequence[InstanceRecord], config: ModelConfig) -> Iterator[str]:
-    encoding = [each for each in records if each.role is Role.ENCODE or each.item_limits]
-    for modality in sorted(modalities_of(config) if encoding else ()):
-        if not any(modality in each.item_limits for each in encoding):
-            yield (
-                f"{modality.value} is not served: the model takes it, and no instance announces it "
-                f"(./triptych logs {encoding[0].instance} says why, if --limit-mm-per-prompt does not)"
-            )
+def _media(records: Sequence[InstanceRecord]) -> Iterator[str]:
+    for record in records:
+        for modality, reason in record.unserved_modalities.items():
+            yield f"{record.instance} serves no {modality}: {reason}"
 
 
 def _transports(records: Sequence[InstanceRecord], asked: str) -> Iterator[str]:
