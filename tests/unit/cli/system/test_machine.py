@@ -1,8 +1,10 @@
 """What the machine has: which part of a GPU the store's slab is, which cores engines may use; and options."""
 
+import random
 import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +104,16 @@ def test_without_encoders_and_towers_no_image_could_be_served(
 
 def test_no_other_process_gets_the_same_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor this one again, also while nothing is bound yet."""
-    first = machine._FIRST_PORT
+    first = random.randrange(
+        machine._FIRST_PORT, 32_000, 40
+    )  # tests of others on this machine have their own
+    monkeypatch.setattr(machine, "_FIRST_PORT", first)
     monkeypatch.setattr(machine, "_MAX_PORT_TRIES", 40)
     monkeypatch.setattr(machine, "_end_of_ports", lambda: first + 40)
     found = free_ports(5)
     code = (
         "from triptych_cli.system import machine; machine._MAX_PORT_TRIES = 40; "
+        f"machine._FIRST_PORT = {first}; "
         f"machine._end_of_ports = lambda: {first + 40}; print(*machine.free_ports(20))"
     )
     others = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
@@ -117,7 +123,8 @@ def test_no_other_process_gets_the_same_ports(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_next_start_of_the_same_system_gets_the_same_ports() -> None:
     """Prometheus finds it again; one that another process has taken is replaced alone."""
-    code = "from triptych_cli.system.machine import free_ports; print(*free_ports(4, of='/run/a'))"
+    system = f"/run/{uuid.uuid4().hex}"  # tests of others on this machine have ports of their own
+    code = f"from triptych_cli.system.machine import free_ports; print(*free_ports(4, of='{system}'))"
 
     def ports() -> list[str]:
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -73,8 +73,8 @@ def status(as_json: bool) -> int:
         _show_json(current, records)
     elif current is not None:
         _show_services(current)
-    if not as_json and current is not None and _is_ready(current):
-        show_shortfalls(current.model, records)
+    if not as_json and (current is None or _is_ready(current)):
+        show_shortfalls(current.model if current else "", records)
     if not as_json and records is not None:
         _show_registered(records, with_instances=current is None)
     if current is None:
