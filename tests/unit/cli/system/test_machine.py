@@ -104,9 +104,7 @@ def test_without_encoders_and_towers_no_image_could_be_served(
 
 def test_no_other_process_gets_the_same_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor this one again, also while nothing is bound yet."""
-    first = random.randrange(
-        machine._FIRST_PORT, 32_000, 40
-    )  # tests of others on this machine have their own
+    first = random.randrange(machine._FIRST_PORT, 32_000, 40)  # as many run at once
     monkeypatch.setattr(machine, "_FIRST_PORT", first)
     monkeypatch.setattr(machine, "_MAX_PORT_TRIES", 40)
     monkeypatch.setattr(machine, "_end_of_ports", lambda: first + 40)
