@@ -1,7 +1,6 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
 import ssl
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,7 @@ from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
-from triptych_gateway.encode.admission.encode_backlog import EncodeWork
-from triptych_gateway.encode.linear_cost import MIN_OBSERVATIONS
+from triptych_gateway.encode.admission.encode_backlog import MIN_KNOWN, EncodeWork
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.listeners import protocol_of
 from triptych_gateway.settings import GatewaySettings
@@ -149,7 +147,5 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
 def _know_encode_speed(gateway: Gateway) -> None:
     """As if it had seen encodes: no request waits for the first ones."""
     for modality in Modality:
-        for _ in range(MIN_OBSERVATIONS):
-            gateway.orders.admission.backlog.observe(
-                DIGEST, EncodeWork(modality, 1.0), 0.001, time.monotonic()
-            )
+        for _ in range(MIN_KNOWN):
+            gateway.orders.admission.backlog.observe(DIGEST, EncodeWork(modality, 0), 1e-6)

@@ -18,8 +18,8 @@ from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.messages import FailureKind, Role
+from triptych_gateway.decision.linear_cost import LinearCost
 from triptych_gateway.decision.serving_costs import ServingCosts
-from triptych_gateway.encode.linear_cost import LinearCost
 
 TEXT = {"type": "text", "text": "what is this?"}
 LOCAL = {"encode_decision": "local"}

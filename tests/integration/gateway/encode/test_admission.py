@@ -1,7 +1,7 @@
 """What could not be encoded in time is refused at once; what was let in is answered."""
 
 import asyncio
-import time
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.encode.admission.encode_admission import NUM_PROBES
-from triptych_gateway.encode.admission.encode_backlog import EncodeBacklog, EncodeWork
+from triptych_gateway.encode.admission.encode_backlog import NUM_KEPT, EncodeBacklog, EncodeWork
 
 KEYS = (entry("flood", "key-flood"), entry("one", "key-one"))
 SIDE = 64
@@ -26,8 +26,8 @@ MAX_AGE_S = 10.0
 
 def know_speed(system: System, encode_s: float = IMAGE_S) -> None:
     backlog = system.gateway.orders.admission.backlog
-    for _ in range(200):
-        backlog.observe(DIGEST, EncodeWork(Modality.IMAGE, SIDE * SIDE / 1e6), encode_s, time.monotonic())
+    for _ in range(NUM_KEPT):
+        backlog.observe(DIGEST, EncodeWork(Modality.IMAGE, round(2 * math.log2(SIDE * SIDE))), encode_s)
 
 
 def opened(redis_url: str, folder: Path, **changes: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from triptych_gateway.decision.instance_load import WorkAhead
+from triptych_gateway.decision.linear_cost import Line
 from triptych_gateway.decision.prediction import (
     STALL_WEIGHT,
     Demand,
@@ -14,7 +15,6 @@ from triptych_gateway.decision.prediction import (
     predict,
 )
 from triptych_gateway.decision.serving_costs import Costs
-from triptych_gateway.encode.linear_cost import Line
 
 COSTS = Costs(
     encode=Line(0.0, 0.001), after_encode=Line(0.1, 0.0), local=Line(0.0, 0.002), prefill=Line(0.0, 0.0005)

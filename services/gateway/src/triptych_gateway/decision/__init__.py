@@ -12,6 +12,7 @@ decision_policy          remote or local, with a reason
 idle_ways                which way was quicker on an idle system, where both compute on the same
 prediction               the seconds that a request would wait for its first token, either way
 serving_costs            what encoding and prefill cost, as this gateway has seen it; the rows of an image
+linear_cost                seconds as a line over an amount, from the latest observations
 held_prefixes        which conversations an instance that decodes has answered: apart from the others
 decision_figures     what a decision was made from, for the trace
 courses              what a request does at its instance, as it was predicted

@@ -11,7 +11,7 @@ less often. Nothing is gained by keeping to a way, so there is no margin: the qu
 from dataclasses import dataclass
 
 from triptych_gateway.decision.decision_policy import EncodeWay
-from triptych_gateway.encode.linear_cost import LinearCost
+from triptych_gateway.decision.linear_cost import LinearCost
 
 NUM_COLD = 3  # of each way: not counted
 NUM_FIRST_TRIALS = NUM_COLD + 6  # of each way

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from triptych_gateway.decision.instance_load import WorkAhead
+from triptych_gateway.decision.linear_cost import Line
 from triptych_gateway.decision.serving_costs import Costs
-from triptych_gateway.encode.linear_cost import Line
 
 STALL_WEIGHT = 0.5  # of a second by which a stream at the instance stands still
 WAITING_WEIGHT = 1.0  # of a second by which a request that waits is delayed

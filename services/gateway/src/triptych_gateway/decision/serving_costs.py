@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cachetools import LRUCache
 
-from triptych_gateway.encode.linear_cost import Line, LinearCost
+from triptych_gateway.decision.linear_cost import Line, LinearCost
 
 MAX_ENCODERS = 256  # whose last end is remembered
 MAX_IMAGE_SIZES = 128  # classes of image sizes, half an octave each

@@ -11,7 +11,6 @@ item_queue         the items that a step is due for; new orders take turns there
 job_window         how many jobs this gateway may have with encoders; pure
 flight_requests    which requesters Redis knows of, in the flight of which item
 admission          refuses a request at once whose media could not be encoded in time
-linear_cost        seconds as a line over an amount, from the latest observations; pure
 encode_job         the job itself, made from the requests that wait
 stream_lags      what waits on the streams, for a scrape
 final_acks       the gateway's own acks to encoders, where prefill_decode will not send one

@@ -5,7 +5,7 @@ import time
 from cachetools import LRUCache
 
 from triptych_common.protocol.transfers import TransferFailureKind
-from triptych_gateway.encode.linear_cost import LinearCost
+from triptych_gateway.decision.linear_cost import LinearCost
 
 UNKNOWN_RATE = 1.25e6  # bytes a second, taken for a link without an estimate: 10 Mbit/s
 AVOIDED_S = 10.0  # after a link has failed: what could not be reached may come back

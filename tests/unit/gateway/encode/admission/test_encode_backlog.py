@@ -16,7 +16,7 @@ MEGAPIXEL = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=10
 def measured(encode_s: float = 0.5) -> EncodeBacklog:
     backlog = EncodeBacklog()
     for _ in range(3):
-        backlog.observe(DIGEST, MEGAPIXEL, encode_s, 0.0)
+        backlog.observe(DIGEST, MEGAPIXEL, encode_s)
     return backlog
 
 
@@ -106,9 +106,20 @@ def test_pauses_of_callers_are_no_pace() -> None:
 
 def test_larger_images_take_longer() -> None:
     backlog = measured(0.4)
-    small = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=100, height=100))
-    for _ in range(10):
-        backlog.observe(DIGEST, small, 0.01, 0.0)
-        backlog.observe(DIGEST, MEGAPIXEL, 0.4, 0.0)
-    found = [backlog.predict(DIGEST, ONE, [each], 1, 0.0) for each in (small, MEGAPIXEL)]
-    assert [each and each.own_s for each in found] == pytest.approx([0.01, 0.4], rel=0.05)
+    small, large = (
+        EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=side, height=side))
+        for side in (100, 2000)
+    )
+    for encode_s in (5.0, 0.01, 0.01):  # the first one of a shape takes longer
+        backlog.observe(DIGEST, small, encode_s)
+    found = [backlog.predict(DIGEST, ONE, [each], 1, 0.0) for each in (small, MEGAPIXEL, large)]
+    assert [each and each.own_s for each in found] == pytest.approx([0.01, 0.4, 1.6])
+
+
+def test_single_encodes_of_many_sizes_are_no_measure() -> None:
+    """They are the first ones of their shapes: by these, small images would take seconds."""
+    backlog = EncodeBacklog()
+    for side in (64, 112, 224, 448, 640, 1000, 1400):
+        work = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=side, height=side))
+        backlog.observe(DIGEST, work, 0.5)
+    assert backlog.predict(DIGEST, ONE, [MEGAPIXEL], 1, 0.0) is None

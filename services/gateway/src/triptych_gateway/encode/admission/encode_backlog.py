@@ -1,7 +1,7 @@
 """EncodeBacklog: the encodes that this gateway has ordered, and how long a new one would wait. Pure.
 
-work    an item's seconds of an encoder: a line over its megapixels, by what encodes took of late. Not
-        known at first: then nothing is predicted
+work    an item's seconds of an encoder: the median of the latest encodes of its size, or of the nearest size
+        that is known. At first none is: then nothing is predicted
 pace    seconds that pass for one second of work, times the encoders: 1 until it was measured, while at
         least `MIN_BUSY` items of each encoder were outstanding. It holds what preprocessing, a full store,
         other programs and the jobs of other gateways cost
@@ -9,18 +9,23 @@ ahead   the work of the flow itself, as much of each other flow of its class as 
         of higher classes `MAX_PASSED` times as much (`domain.fair_turns`); at most what is there
 """
 
-from collections import Counter, defaultdict
+import math
+import statistics
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
 from triptych_common.domain.fair_turns import LEVELS, MAX_PASSED, Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ImageProperties, Modality
-from triptych_gateway.encode.linear_cost import MAX_AGE_S, Line, LinearCost
 
 MIN_BUSY = 4  # items outstanding for each encoder, with which encoders do not wait for any
+MIN_KNOWN = 3  # encodes of a size; fewer are no measure: the first ones take longer
+NUM_KEPT = 7  # the latest ones
+MAX_AGE_S = 600.0  # of a pace
 MIN_PACES = 3  # observations; fewer are no measure
 PACE_FADE = 0.9
 MIN_PACE, MAX_PACE = 0.5, 20.0
@@ -39,30 +44,23 @@ class Wait:
         return self.ahead_s + self.own_s
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeWork:
-    """One item. `amount`: megapixels of an image; 1 of what no header tells the size of."""
+class EncodeWork(NamedTuple):
+    """What items have in common that take about as long."""
 
     modality: Modality
-    amount: float
+    size: int  # of an image: half octaves of pixels; 0 where no header tells the size
 
     @classmethod
     def of(cls, modality: Modality, image: ImageProperties | None) -> "EncodeWork":
-        return cls(modality, 1.0 if image is None else image.num_pixels / 1e6)
-
-
-@dataclass(slots=True)
-class _Sum:
-    num_items: int = 0
-    amount: float = 0.0
+        return cls(modality, 0 if image is None else round(2 * math.log2(image.num_pixels)))
 
 
 @dataclass(slots=True)
 class _Namespace:
-    costs: dict[Modality, LinearCost] = field(default_factory=dict)
-    lanes: defaultdict[Lane, defaultdict[Modality, _Sum]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(_Sum))
+    seconds: defaultdict[EncodeWork, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=NUM_KEPT))
     )
+    lanes: defaultdict[Lane, Counter[EncodeWork]] = field(default_factory=lambda: defaultdict(Counter))
     num_items: int = 0  # outstanding
     was_busy: bool = False  # when the last encode ended
     ended_at: float = float("-inf")  # then
@@ -75,9 +73,17 @@ class _Namespace:
             return 1.0
         return min(max(self.passed_s / self.worked_s, MIN_PACE), MAX_PACE)
 
-    def line(self, modality: Modality, now: float) -> Line | None:
-        """Seconds of one encoder over the amount."""
-        return self.costs[modality].line(now) if modality in self.costs else None
+    def seconds_of(self, work: EncodeWork) -> float | None:
+        """Of one encoder. From another size it is in proportion to the pixels."""
+        known = [
+            each
+            for each, seconds in self.seconds.items()
+            if each.modality is work.modality and len(seconds) >= MIN_KNOWN
+        ]
+        if not known:
+            return None
+        nearest = min(known, key=lambda each: abs(each.size - work.size))
+        return statistics.median(self.seconds[nearest]) * math.pow(2.0, (work.size - nearest.size) / 2)
 
 
 class EncodeBacklog:
@@ -100,9 +106,7 @@ class EncodeBacklog:
         self._items[mm_hash] = namespace_digest, lane, work
         known = self._namespace(namespace_digest)
         known.num_items += 1
-        lane_sum = known.lanes[lane][work.modality]
-        lane_sum.num_items += 1
-        lane_sum.amount += work.amount
+        known.lanes[lane][work] += 1
 
     def end_item(self, mm_hash: MmHash) -> tuple[str, EncodeWork] | None:
         """No encode of it is needed any more. Returns what it was; None: it was not outstanding."""
@@ -111,18 +115,16 @@ class EncodeBacklog:
         digest, lane, work = ended
         known = self._namespace(digest)
         known.num_items = max(0, known.num_items - 1)
-        lane_sum = known.lanes[lane][work.modality]
-        lane_sum.num_items -= 1
-        lane_sum.amount -= work.amount
-        if lane_sum.num_items <= 0:
-            del known.lanes[lane][work.modality]
+        known.lanes[lane][work] -= 1
+        if known.lanes[lane][work] <= 0:
+            del known.lanes[lane][work]
         if not known.lanes[lane]:
             del known.lanes[lane]
         return digest, work
 
     def num_items(self, namespace_digest: str, lane: Lane) -> int:
         """Outstanding ones of `lane`."""
-        return sum(each.num_items for each in self._namespace(namespace_digest).lanes.get(lane, {}).values())
+        return sum(self._namespace(namespace_digest).lanes.get(lane, {}).values())
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
         """Outstanding ones of the namespace."""
@@ -143,17 +145,16 @@ class EncodeBacklog:
         digest, work = ended
         known = self._namespace(digest)
         is_busy = known.num_items + 1 >= MIN_BUSY * num_encoders
-        self.observe(digest, work, encode_s, now)
+        self.observe(digest, work, encode_s)
         if is_busy and known.was_busy:
             known.passed_s = PACE_FADE * known.passed_s + (now - known.ended_at) * num_encoders
             known.worked_s = PACE_FADE * known.worked_s + encode_s
             known.num_paces += 1
         known.was_busy, known.ended_at = is_busy, now
 
-    def observe(self, namespace_digest: str, work: EncodeWork, encode_s: float, now: float) -> None:
-        """An encoder takes so long for such an item."""
-        costs = self._namespace(namespace_digest).costs
-        costs.setdefault(work.modality, LinearCost()).observe(work.amount, encode_s, now)
+    def observe(self, namespace_digest: str, work: EncodeWork, encode_s: float) -> None:
+        """An encoder has taken so long for such an item."""
+        self._namespace(namespace_digest).seconds[work].append(encode_s)
 
     def predict(
         self, namespace_digest: str, lane: Lane, works: Iterable[EncodeWork], num_encoders: int, now: float
@@ -162,15 +163,15 @@ class EncodeBacklog:
         known = self._namespace(namespace_digest)
         own_s = 0.0
         for work in works:
-            if (line := known.line(work.modality, now)) is None:
+            if (seconds := known.seconds_of(work)) is None:
                 return None
-            own_s += line.seconds(work.amount)
-        ahead_s = _lane_s(known, lane, now)
+            own_s += seconds
+        ahead_s = _lane_s(known, lane)
         turns_s, level, higher_s = ahead_s + own_s, LEVELS[lane.encode_class], 0.0
         for other in known.lanes:
             if other == lane or LEVELS[other.encode_class] > level:
                 continue
-            other_s = _lane_s(known, other, now)
+            other_s = _lane_s(known, other)
             if LEVELS[other.encode_class] == level:
                 ahead_s += min(other_s, turns_s)
             else:
@@ -186,10 +187,8 @@ class EncodeBacklog:
         return known
 
 
-def _lane_s(known: _Namespace, lane: Lane, now: float) -> float:
-    """Seconds that the lane has ordered; items of a modality whose speed is not known count for nothing."""
-    total_s = 0.0
-    for modality, each in known.lanes.get(lane, {}).items():
-        if (line := known.line(modality, now)) is not None:
-            total_s += line.base_s * each.num_items + line.per_unit_s * each.amount
-    return total_s
+def _lane_s(known: _Namespace, lane: Lane) -> float:
+    """Seconds that the lane has ordered; what is not known counts for nothing."""
+    return sum(
+        num_items * (known.seconds_of(work) or 0.0) for work, num_items in known.lanes.get(lane, {}).items()
+    )
