@@ -8,7 +8,6 @@ others are finished, and their pins kept until the requesters' final acks, for `
 
 import asyncio
 import contextlib
-import math
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -55,10 +54,7 @@ from triptych_vllm_connector.process_exit import end_quickly
 
 log = get_logger(__name__)
 
-GPU_ENCODE_BATCH = 4
-# On a CPU large items gain nothing by a batch; of small ones a step costs more than the tower.
-CPU_ENCODE_BATCH = 4
-CPU_BATCH_S = 0.05
+GPU_ENCODE_BATCH = 4  # on the CPU a step of four takes as long as four steps of one
 HEALTH_CHECK_S = 1.0  # vLLM reports a dead engine only when asked
 
 
@@ -81,9 +77,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         has_encoder=True,
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
-    options = encoder_options(
-        config, settings.model, batch_bounds(settings)[0], has_gpu(), settings.engine_args
-    )
+    options = encoder_options(config, settings.model, encode_batch(settings), has_gpu(), settings.engine_args)
     limits = PreprocessLimits(
         image_formats=settings.image_formats,
         max_image_pixels=settings.max_image_pixels,
@@ -160,7 +154,7 @@ class EncoderService:
             EngineWatchdog(
                 StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu())), EngineFailedError
             ),
-            EncodeGate(GatePolicy(*batch_bounds(settings)), metrics, lambda: self._speed.row_s),
+            EncodeGate(GatePolicy(encode_batch(settings)), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
             store_client,
@@ -225,7 +219,7 @@ class EncoderService:
             log.info(
                 "encoder ready",
                 num_slots=self._settings.num_slots,
-                encode_batch=batch_bounds(self._settings)[0],
+                encode_batch=encode_batch(self._settings),
                 transports=transports,
             )
             try:
@@ -335,11 +329,9 @@ class EncoderService:
             log.warning("drain timeout: final acks are missing, pins end with the session")
 
 
-def batch_bounds(settings: EncoderSettings) -> tuple[int, float]:
-    """Items that vLLM encodes at once, and the seconds that several take together."""
-    if settings.encode_batch is not None or has_gpu():
-        return settings.encode_batch or GPU_ENCODE_BATCH, math.inf
-    return CPU_ENCODE_BATCH, CPU_BATCH_S
+def encode_batch(settings: EncoderSettings) -> int:
+    """Items that vLLM encodes at once."""
+    return settings.encode_batch or (GPU_ENCODE_BATCH if has_gpu() else 1)
 
 
 def _first(failures: BaseException) -> BaseException:

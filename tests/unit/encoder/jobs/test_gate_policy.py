@@ -220,26 +220,3 @@ def test_what_leaves_is_forgotten(policy: GatePolicy) -> None:
         policy.remove_item(each)
     assert (policy.num_in_engine, policy.num_ready, policy.take_batch()) == (0, 0, [])
     assert (policy._since, policy._begun, policy._passed) == ({}, set(), set())
-
-
-def test_short_items_are_encoded_together_and_long_ones_alone() -> None:
-    policy = GatePolicy(encode_batch=4, batch_s=0.05)
-    first, *short, long = [item((f"r{n}", 0), at=n / 100) for n in range(6)]
-    for each in (first, *short, long):
-        each.seconds = 0.02 if each in short else 0.3
-    in_hand(policy, first, *short, long)
-    assert policy.take_batch() == [first]
-    assert policy.take_batch() == short[:2], "no more than 50 ms together"
-    policy.remove_item(first)
-    assert policy.take_batch() == short[2:], "and no long one with them"
-    assert policy.take_batch() == []
-    for each in short[:2]:
-        policy.remove_item(each)
-    assert policy.take_batch() == [long]
-
-
-def test_items_of_unknown_length_go_one_by_one_where_a_batch_is_to_be_short() -> None:
-    policy = GatePolicy(encode_batch=4, batch_s=0.05)
-    items = [item((f"r{n}", 0), at=n / 100) for n in range(3)]
-    in_hand(policy, *items)
-    assert [policy.take_batch(), policy.take_batch(), policy.take_batch()] == [items[:1], items[1:2], []]

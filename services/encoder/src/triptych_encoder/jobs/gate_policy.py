@@ -20,11 +20,9 @@ recalled, so the next one goes there as late as possible: `LEAD_S` before the fi
 while several flows have items, and encodes are long and one by one, at that end, which no prediction
 misses. An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone
 into an engine that is idle, so that it is sealed before the others; while the engine is busy, items are
-gathered up to the size of a batch, which serves throughput. On a CPU only as long as a batch is short: what
-an encode costs beside the tower is then paid once for several small items.
+gathered up to the size of a batch, which serves throughput.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -62,14 +60,9 @@ class GateItem:
 class GatePolicy:
     """Owns what is in hand: being prepared, ready, or in vLLM."""
 
-    def __init__(self, encode_batch: int, batch_s: float = math.inf) -> None:
-        """
-        Args:
-            encode_batch: most items that vLLM computes at once.
-            batch_s: seconds that several take together, as predicted; an item that takes longer goes alone.
-        """
+    def __init__(self, encode_batch: int) -> None:
+        """`encode_batch`: most items that vLLM computes at once."""
         self._encode_batch = encode_batch
-        self._batch_s = batch_s
         self._turns = FairTurns()
         self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
         self._ready: set[GateItem] = set()
@@ -141,10 +134,10 @@ class GatePolicy:
             going = list(takewhile(lambda item: item in self._ready or item in self._passed, waiting))
         else:
             going = waiting
-        chosen = self._within_batch([item for item in going if item in self._ready][: max(room, 0)])
+        chosen = [item for item in going if item in self._ready][: max(room, 0)]
         if not chosen:
             return []
-        if self._batches and self._is_one_by_one and self._is_long and self._has_flows(now):
+        if self._batches and self._encode_batch == 1 and self._is_long and self._has_flows(now):
             return []  # until the end of the batch
         if self._batches and now < self._next_batch_at:
             self.held_until = self._next_batch_at
@@ -165,25 +158,6 @@ class GatePolicy:
             self._batches[-1].update(chosen)
         self._note_computed(now)
         return chosen
-
-    @property
-    def _is_one_by_one(self) -> bool:
-        """Items that take `LONG_ENCODE_S` are encoded one by one."""
-        return self._encode_batch == 1 or self._batch_s < LONG_ENCODE_S
-
-    def _within_batch(self, items: list[GateItem]) -> list[GateItem]:
-        """The first of `items` that may be computed at once with what waits in vLLM."""
-        waiting = self._batches[-1] if len(self._batches) >= MAX_BATCHES else ()
-        seconds = [each.seconds for each in (*waiting, *items)]
-        if self._batch_s == math.inf or not items:
-            return items
-        num_fitting = 0 if waiting else 1
-        while num_fitting < len(items):
-            together = seconds[: len(waiting) + num_fitting + 1]
-            if not all(together) or sum(together) > self._batch_s:
-                break
-            num_fitting += 1
-        return items[:num_fitting]
 
     def _note_computed(self, now: float) -> None:
         """If vLLM has begun another batch since the last time: when it is to have the one after that."""
