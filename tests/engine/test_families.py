@@ -17,7 +17,7 @@ import orjson
 import psutil
 import pytest
 
-from tests.support.families.answers import TOLERANCE, TokenAnswer, answers_to, difference
+from tests.support.families.answers import BFLOAT16_TOLERANCE, TOLERANCE, TokenAnswer, answers_to, difference
 from tests.support.families.family import MAX_MODEL_LEN
 from tests.support.families.folders import family_folder
 from tests.support.families.questions import family_questions
@@ -33,8 +33,7 @@ ENGINES = ("encoder-0", "prefill_decode-0")
 LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
 
 
-# Two engines that batch differently round differently in bfloat16.
-TOLERANCES = {"float32": TOLERANCE, "bfloat16": 0.001}
+TOLERANCES = {"float32": TOLERANCE, "bfloat16": BFLOAT16_TOLERANCE}
 DAY = datetime.now(UTC).toordinal()  # once: midnight may come in between
 DTYPE = os.environ.get("TRIPTYCH_FAMILIES_DTYPE", [*TOLERANCES][DAY // NUM_PARTS % 2])
 DTYPE_OPTION = f"--dtype={DTYPE}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families.answers import answers_to, difference
+from tests.support.families.answers import BFLOAT16_TOLERANCE, answers_to, difference
 from tests.support.families.family import MediaKind
 from tests.support.families.folders import family_folder
 from tests.support.families.media import ImageShape, Sample, Shape, VideoShape
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.engine
 
 NAME = "qwen2_5_vl_7b"
 NUM_TOKENS = 12
-TOLERANCE = 1e-2  # one engine encodes the images of a request together, which rounds otherwise in bfloat16
 LENGTHS = ("--dtype=auto", "--max-model-len=8192", "--max-num-batched-tokens=8192")
 # A start tries the tower on the largest items, of 16,384 tokens each: minutes on two cores.
 DUMMIES = {
@@ -64,6 +63,6 @@ def test_answers_equal_those_of_one_engine(tmp_path: Path) -> None:
     wrong = [
         f"{name}: {why}"
         for name, want, answer in zip(QUESTIONS, expected, got, strict=True)
-        if (why := difference(want, answer, TOLERANCE))
+        if (why := difference(want, answer, BFLOAT16_TOLERANCE))
     ]
     assert not wrong, "\n".join(wrong)
