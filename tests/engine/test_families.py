@@ -31,8 +31,6 @@ NUM_PARTS = 3
 NUM_CLIENTS = 4
 ENGINES = ("encoder-0", "prefill_decode-0")
 LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
-
-
 TOLERANCES = {"float32": TOLERANCE, "bfloat16": BFLOAT16_TOLERANCE}
 DAY = datetime.now(UTC).toordinal()  # once: midnight may come in between
 DTYPE = os.environ.get("TRIPTYCH_FAMILIES_DTYPE", [*TOLERANCES][DAY // NUM_PARTS % 2])
