@@ -13,7 +13,7 @@ from triptych_common.runtime.liveness import (
     STILL_S,
     Activity,
     HangCount,
-    StartProgress,
+    StartLimit,
     activity_of,
 )
 
@@ -76,8 +76,8 @@ def test_a_stopped_process_makes_no_progress_and_a_computing_one_does() -> None:
 LIMIT_S = 600.0
 
 
-def started(limit_s: float = LIMIT_S) -> tuple[StartProgress, float]:
-    return StartProgress(limit_s, 1000.0), 1000.0
+def started(limit_s: float = LIMIT_S) -> tuple[StartLimit, float]:
+    return StartLimit(limit_s, 1000.0), 1000.0
 
 
 def test_a_start_that_computes_goes_on_beyond_its_limit() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from triptych_cli.commands.status import read_registered, show_shortfalls
-from triptych_cli.commands.tables.shortfalls import modalities_of
 from triptych_cli.console import Elapsed, StartProgress, err, fail, out, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.roles import is_named
@@ -21,9 +20,8 @@ from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.joining import JoinError, join_target
 from triptych_cli.system.layout import SUPERVISOR, RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
-from triptych_cli.system.preflight import known_config, preflight
+from triptych_cli.system.preflight import known_config, may_take_images, preflight
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME
-from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import setup_logging
 
 IMAGE_LINE = "  IMAGE=$(base64 -w0 models/digits-vl/samples/strip-04.png)\n"
@@ -112,8 +110,7 @@ def _show_reach(host: str) -> None:
 def _show_endpoint(status: SystemStatus) -> None:
     name = Path(status.model).name  # as it is served, unless TRIPTYCH_SERVED_MODEL_NAME says otherwise
     out.print(f"\n[bold]{status.endpoint}[/] serves the OpenAI API. For example:\n")
-    config = known_config(status.model)
-    takes_images = not config or Modality.IMAGE in modalities_of(config)
+    takes_images = may_take_images(known_config(status.model))
     content = f"[{IMAGE_PART}\n      {TEXT_PART}]" if takes_images else f"[{TEXT_PART}]"
     out.print(
         f"{IMAGE_LINE if takes_images else ''}"

@@ -14,7 +14,7 @@ from triptych_cli.supervisor.readiness import Probe, probe_for
 from triptych_cli.supervisor.state import ALLOWED, RUNNING, LastEnd, ServiceState, ServiceStatus
 from triptych_cli.system.topology import RedisAnswers, ServiceSpec, StoreAnswers
 from triptych_common.domain.transitions import check_transition
-from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, StartProgress, activity_of
+from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, StartLimit, activity_of
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -203,7 +203,7 @@ class Service:
 
     async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
         """Empty when the condition is met, or on `stop`; otherwise the failure."""
-        progress = StartProgress(self.spec.start_timeout_s, time.monotonic())
+        progress = StartLimit(self.spec.start_timeout_s, time.monotonic())
         while not self._stopping.is_set() and not await probe.is_met():
             now = time.monotonic()
             if progress.is_due(now):

@@ -168,6 +168,15 @@ def is_text_only(config: ModelConfig) -> bool:
     return bool(names) and names <= tables[TEXT_MODELS] - tables[MEDIA_MODELS]
 
 
+def may_take_images(config: ModelConfig) -> bool:
+    """False where the configuration describes a model without anything for images."""
+    return not config or any(
+        name.startswith(("vision_", "image_token"))
+        or (isinstance(part, dict) and part and may_take_images(part))
+        for name, part in config.items()
+    )
+
+
 @cache
 def _tables_of_vllm() -> Mapping[str, frozenset[str]]:
     """Architectures that vLLM knows, read without importing it: that takes half a minute."""

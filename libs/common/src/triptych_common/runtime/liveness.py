@@ -60,7 +60,7 @@ def _run_delay_s(path: Path) -> float:
         return 0.0
 
 
-class StartProgress:
+class StartLimit:
     """A start that takes longer than its limit goes on while any process of the service computes or reads.
 
     A download, a compilation and the weights of a large model take as long as the machine needs; what has
