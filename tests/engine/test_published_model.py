@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families.answers import BFLOAT16_TOLERANCE, answers_to, difference
+from tests.support.families.answers import BFLOAT16_TOLERANCE, answer_to, answers_to, difference
 from tests.support.families.family import MediaKind
 from tests.support.families.folders import family_folder
 from tests.support.families.media import ImageShape, Sample, Shape, VideoShape
 from tests.support.families.questions import FamilyQuestion, Part
+from tests.support.real.roles import FRONT_END, headers_of_pair
 from tests.support.real.system import running_monolith, running_system
 
 pytestmark = pytest.mark.engine
 
 NAME = "qwen2_5_vl_7b"
+PAIRS = (("prefill_decode-0", "prefill_decode-0"), ("prefill-0", "decode-0"))
 NUM_TOKENS = 12
 LENGTHS = ("--dtype=auto", "--max-model-len=8192", "--max-num-batched-tokens=8192")
 # A start tries the tower on the largest items, of 16,384 tokens each: minutes on two cores.
@@ -55,14 +57,20 @@ def test_answers_equal_those_of_one_engine(tmp_path: Path) -> None:
     with running_system(
         f"--encoder-args={shlex.join([*LENGTHS, MEDIA])}",
         f"--prefill-decode-args={shlex.join(LENGTHS)}",
+        "--encoders=1", "--prefill-decodes=1", "--prefills=1", "--decodes=1",
         model=model,
         is_forked=True,
-    ) as system:
-        got = answers_to(system, bodies)
+        **FRONT_END,
+    ) as system:  # fmt: skip
+        got = {
+            pair: [answer_to(system, body, headers=headers_of_pair(system, *pair)) for body in bodies]
+            for pair in PAIRS
+        }
         assert "bfloat16" in system.command("store", "ls").stdout
     wrong = [
-        f"{name}: {why}"
-        for name, want, answer in zip(QUESTIONS, expected, got, strict=True)
+        f"{pair}: {name}: {why}"
+        for pair, answers in got.items()
+        for name, want, answer in zip(QUESTIONS, expected, answers, strict=True)
         if (why := difference(want, answer, BFLOAT16_TOLERANCE))
     ]
     assert not wrong, "\n".join(wrong)

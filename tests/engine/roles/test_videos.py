@@ -15,7 +15,7 @@ from tests.support.families.family import MAX_MODEL_LEN, Family
 from tests.support.families.folders import family_folder
 from tests.support.families.registry import FAMILIES
 from tests.support.families.videos import timed_family, video_questions
-from tests.support.real.roles import Instance
+from tests.support.real.roles import FRONT_END, headers_of_pair
 from tests.support.real.system import EXACT, Server, System, running_monolith, running_system
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # one start for all ways of a family
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # one start for al
 FAMILIES_WITH_TIME = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni", "qwen3_omni")
 EVERY_DAY, NUM_EVERY_DAY = "qwen2_5_vl", 12
 NUM_QUESTIONS = 60
-PREFILLER, DECODER = "x-prefiller-host-port", "x-data-parallel-host-port"
 WAYS: dict[str, tuple[str, str]] = {
     "e+pd": ("prefill_decode-0", "prefill_decode-0"),
     "e+p+d": ("prefill-0", "decode-0"),
@@ -39,10 +38,6 @@ class Case:
     system: System
     expected: Sequence[TokenAnswer | None]  # None: vLLM refuses it
     bodies: Sequence[dict[str, Any]]
-
-    def headers(self, way: str) -> dict[str, str]:
-        names = zip((PREFILLER, DECODER), WAYS[way], strict=True)
-        return {header: Instance.of(self.system, name).url.removeprefix("http://") for header, name in names}
 
 
 def family_parameters() -> list[Any]:
@@ -71,7 +66,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "--encode-prefill-decodes=1",
         model=model,
         is_forked=True,
-        TRIPTYCH_FRONT_END_NETWORKS='["127.0.0.0/8"]',
+        **FRONT_END,
     ) as system:  # fmt: skip
         yield Case(family, system, expected, bodies)
 
@@ -92,7 +87,7 @@ def difference_of(expected: TokenAnswer | None, got: TokenAnswer | None) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_videos_are_answered_as_by_one_engine(case: Case, way: str) -> None:
-    headers = case.headers(way)
+    headers = headers_of_pair(case.system, *WAYS[way])
     wrong = [
         f"{number}: {why}"
         for number, (want, body) in enumerate(zip(case.expected, case.bodies, strict=True))

@@ -43,3 +43,13 @@ class Instance:
     @property
     def holds_kv_blocks(self) -> bool:
         return self.metric("vllm:kv_cache_usage_perc") > 0
+
+
+FRONT_END = {"TRIPTYCH_FRONT_END_NETWORKS": '["127.0.0.0/8"]'}
+"""For a system in which a test names the instances of each request."""
+
+
+def headers_of_pair(system: System, prefiller: str, decoder: str) -> dict[str, str]:
+    """Return headers of a front end that has chosen these instances, which may be one and the same."""
+    names = {"x-prefiller-host-port": prefiller, "x-data-parallel-host-port": decoder}
+    return {header: Instance.of(system, name).url.removeprefix("http://") for header, name in names.items()}
