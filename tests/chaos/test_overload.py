@@ -9,7 +9,7 @@ import pytest
 from tests.support.fast.case import check
 from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.layout import Layout
-from tests.support.fast.processes.tensors import png
+from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.system import FastSystem
 from triptych_common.protocol.steps import Party
 
@@ -64,7 +64,7 @@ def codes(answers: Iterable[Answer]) -> Counter[str]:
 async def test_a_flood_of_new_images_is_answered_or_refused_and_answered_when_it_comes_back(
     system: FastSystem,
 ) -> None:
-    questions = [[Question(f"image {number}", (png(number),))] for number in range(NUM_AT_ONCE)]
+    questions = [[Question(f"image {number}", (png(number, MAX_GRID),))] for number in range(NUM_AT_ONCE)]
     found = await ask_all(system, questions)
     refused = [each for answers in found for each in answers[:-1]]
     assert set(codes(refused)) == {"encode_queue_slow"}, codes(refused)

@@ -15,7 +15,7 @@ from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.encode.admission.encode_admission import NUM_PROBES
-from triptych_gateway.encode.admission.encode_backlog import NUM_KEPT, EncodeBacklog, EncodeWork
+from triptych_gateway.encode.admission.encode_backlog import FIRST_PACE, NUM_KEPT, EncodeBacklog, EncodeWork
 
 KEYS = (entry("flood", "key-flood"), entry("one", "key-one"))
 SIDE = 64
@@ -27,7 +27,9 @@ MAX_AGE_S = 10.0
 def know_speed(system: System, encode_s: float = IMAGE_S) -> None:
     backlog = system.gateway.orders.admission.backlog
     for _ in range(NUM_KEPT):
-        backlog.observe(DIGEST, EncodeWork(Modality.IMAGE, round(2 * math.log2(SIDE * SIDE))), encode_s)
+        backlog.observe(
+            DIGEST, EncodeWork(Modality.IMAGE, round(2 * math.log2(SIDE * SIDE))), encode_s / FIRST_PACE
+        )
 
 
 def opened(redis_url: str, folder: Path, **changes: Any) -> Any:

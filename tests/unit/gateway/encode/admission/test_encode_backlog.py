@@ -5,7 +5,7 @@ import pytest
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass, ImageProperties, Modality
-from triptych_gateway.encode.admission.encode_backlog import MIN_BUSY, EncodeBacklog, EncodeWork
+from triptych_gateway.encode.admission.encode_backlog import FIRST_PACE, MIN_BUSY, EncodeBacklog, EncodeWork
 
 DIGEST, OTHER = "0" * 64, "1" * 64
 FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
@@ -27,10 +27,13 @@ def order(backlog: EncodeBacklog, lane: Lane, num: int, digest: str = DIGEST) ->
     return hashes
 
 
-def ahead_s(backlog: EncodeBacklog, lane: Lane, *, num_encoders: int = 1, now: float = 1.0) -> float:
+def ahead_s(
+    backlog: EncodeBacklog, lane: Lane, *, num_encoders: int = 1, now: float = 1.0, pace: float = FIRST_PACE
+) -> float:
+    """In seconds of encoders, at `pace`."""
     wait = backlog.predict(DIGEST, lane, [MEGAPIXEL], num_encoders, now)
     assert wait is not None
-    return wait.ahead_s
+    return wait.ahead_s / pace
 
 
 def test_a_flow_waits_for_all_of_its_own_and_one_turn_of_another_s_flood() -> None:
@@ -92,7 +95,7 @@ def test_the_pace_is_what_passes_while_encoders_are_busy() -> None:
     hashes = order(backlog, FLOOD, 20)
     for number in range(20 - 2 * MIN_BUSY):
         backlog.complete_item(hashes[number], 0.5, 1, float(number))
-    assert ahead_s(backlog, FLOOD, now=12.0) == pytest.approx(2 * MIN_BUSY * 1.0)
+    assert ahead_s(backlog, FLOOD, now=12.0, pace=1.0) == pytest.approx(2 * MIN_BUSY * 1.0)
 
 
 def test_pauses_of_callers_are_no_pace() -> None:
@@ -113,7 +116,7 @@ def test_larger_images_take_longer() -> None:
     for encode_s in (5.0, 0.01, 0.01):  # the first one of a shape takes longer
         backlog.observe(DIGEST, small, encode_s)
     found = [backlog.predict(DIGEST, ONE, [each], 1, 0.0) for each in (small, MEGAPIXEL, large)]
-    assert [each and each.own_s for each in found] == pytest.approx([0.01, 0.4, 1.6])
+    assert [each and each.own_s / FIRST_PACE for each in found] == pytest.approx([0.01, 0.4, 1.6])
 
 
 def test_single_encodes_of_many_sizes_are_no_measure() -> None:

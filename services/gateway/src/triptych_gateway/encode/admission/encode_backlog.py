@@ -2,9 +2,9 @@
 
 work    an item's seconds of an encoder: the median of the latest encodes of its size, or of the nearest size
         that is known. At first none is: then nothing is predicted
-pace    seconds that pass for one second of work, times the encoders: 1 until it was measured, while at
-        least `MIN_BUSY` items of each encoder were outstanding. It holds what preprocessing, a full store,
-        other programs and the jobs of other gateways cost
+pace    seconds that pass for one second of work, times the encoders: measured while at least `MIN_BUSY` items
+        of each encoder are outstanding, `FIRST_PACE` before. It holds what preprocessing, a full store, other
+        programs and the jobs of other gateways cost
 ahead   the work of the flow itself, as much of each other flow of its class as it gets itself, and
         of higher classes `MAX_PASSED` times as much (`domain.fair_turns`); at most what is there
 """
@@ -26,6 +26,7 @@ MIN_BUSY = 4  # items outstanding for each encoder, with which encoders do not w
 MIN_KNOWN = 3  # encodes of a size; fewer are no measure: the first ones take longer
 NUM_KEPT = 7  # the latest ones
 MAX_AGE_S = 600.0  # of a pace
+FIRST_PACE = 1.5  # until it is measured: what encoders prepare and hand over takes its part, as prompts do
 MIN_PACES = 3  # observations; fewer are no measure
 PACE_FADE = 0.9
 MIN_PACE, MAX_PACE = 0.5, 20.0
@@ -70,7 +71,7 @@ class _Namespace:
 
     def pace(self, now: float) -> float:
         if self.num_paces < MIN_PACES or now - self.ended_at > MAX_AGE_S or self.worked_s <= 0:
-            return 1.0
+            return FIRST_PACE
         return min(max(self.passed_s / self.worked_s, MIN_PACE), MAX_PACE)
 
     def seconds_of(self, work: EncodeWork) -> float | None:
