@@ -27,6 +27,7 @@ from comparison.cores import plan_cores
 from comparison.systems import EngineOptions, RunningSystem, running
 from load.client import Answer, Endpoint, Question, ask, new_session
 from load.contents import new_image, text_part
+from load.figures import percentile
 from load.json_reports import write_json
 
 from triptych_cli.settings import DEFAULT_MODEL
@@ -57,6 +58,7 @@ class Figures:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended
     options = parse()
     settings = dict(each.split("=", 1) for each in options.set)
     text_first = ARMS["text_first"]
@@ -142,12 +144,6 @@ def note(figures: Figures, answer: Answer) -> None:
         figures.failures.append(answer.error)
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """NaN: there are none."""
-    found = sorted(values)
-    return found[min(int(len(found) * part), len(found) - 1)] if found else float("nan")
-
-
 def report(options: argparse.Namespace, figures: dict[str, Figures], ended: Sequence[str]) -> int:
     one, ours = figures["monolith"], figures["text_first"]
     rows = {
@@ -162,7 +158,8 @@ def report(options: argparse.Namespace, figures: dict[str, Figures], ended: Sequ
     for name, (base, got, part) in rows.items():
         before, after = percentile(base, part), percentile(got, part)
         found[name] = {"monolith_ms": before, "triptych_ms": after, "ratio": after / before}
-        print(f"| {name} | {before:.0f} | {after:.0f} | {after / before:.2f} |")
+        if base:
+            print(f"| {name} | {before:.0f} | {after:.0f} | {after / before:.2f} |")
     for arm, each in figures.items():
         for failure in each.failures:
             print(f"failed: {arm}: {failure}", file=sys.stderr)

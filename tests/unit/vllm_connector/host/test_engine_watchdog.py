@@ -57,7 +57,7 @@ def test_an_endless_loop_hangs_in_the_end(longest_s: float) -> None:
     engine = Engine()
     check = StallCheck(LIMIT_S, engine)
     engine.used_s += longest_s
-    check.start()  # it has answered
+    check.note_answer()
     num_looks = 1
     engine.used_s += LIMIT_S
     while not check.is_stalled():
@@ -120,3 +120,22 @@ async def test_an_engine_that_computes_is_not_ended_before_it_stands_still() -> 
         async with watchdog.waiting():
             await asyncio.Event().wait()
     assert looks > num_looks_of_work
+
+
+async def test_work_that_is_cancelled_is_no_answer() -> None:
+    """Callers that come and go keep no hanging engine alive."""
+    watchdog = EngineWatchdog(StallCheck(0.1, None), HangsError)
+
+    async def wait() -> None:
+        async with watchdog.waiting():
+            await asyncio.Event().wait()
+
+    hanging = asyncio.create_task(wait())
+    async with asyncio.timeout(30):
+        while not hanging.done():
+            cancelled = asyncio.create_task(wait())
+            await asyncio.wait({cancelled}, timeout=0.01)
+            cancelled.cancel()
+            await asyncio.wait({cancelled})
+    with pytest.raises(HangsError):
+        hanging.result()

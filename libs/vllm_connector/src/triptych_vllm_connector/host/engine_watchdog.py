@@ -37,11 +37,15 @@ class StallCheck:
         self._at_answer = self._at_look = used_s() if used_s else 0.0
 
     def start(self) -> None:
-        """The engine is given something to do, or has answered."""
+        """Note that the engine, which had nothing to do, is given something."""
         if self._used_s is not None:
-            used_s = self._used_s()
-            self._longest_s = max(self._longest_s, used_s - self._at_answer)
-            self._at_answer = self._at_look = used_s
+            self._at_answer = self._at_look = self._used_s()
+
+    def note_answer(self) -> None:
+        """Note that the engine has answered some of its work."""
+        before = self._at_answer
+        self.start()
+        self._longest_s = max(self._longest_s, self._at_answer - before)
 
     def is_stalled(self) -> bool:
         """Return whether the engine hangs; to be asked after each `limit_s` seconds without an answer."""
@@ -98,21 +102,19 @@ class EngineWatchdog:
         try:
             async with asyncio.timeout(None) as timer:
                 if not self._timers:
-                    self._restart()
+                    self._check.start()
+                    self._plan_look()
                 self._timers.add(timer)
                 try:
                     yield
                 finally:
                     self._timers.discard(timer)
-                    self._restart()
         except TimeoutError as error:
             raise self._error(
                 f"vLLM's engine has not answered for {self._check.limit_s} s, and computes nothing"
             ) from error
-
-    def _restart(self) -> None:
-        """Count the time without an answer from now on."""
-        self._check.start()
+        # Work that was cancelled, or that the host itself could not do, is no answer.
+        self._check.note_answer()
         self._plan_look()
 
     def _plan_look(self) -> None:
