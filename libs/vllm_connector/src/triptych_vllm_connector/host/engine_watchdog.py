@@ -109,24 +109,28 @@ class EngineWatchdog:
                     yield
                 finally:
                     self._timers.discard(timer)
+                    if not self._timers:
+                        self._cancel_look()
         except TimeoutError as error:
             raise self._error(
                 f"vLLM's engine has not answered for {self._check.limit_s} s, and computes nothing"
             ) from error
         # Work that was cancelled, or that the host itself could not do, is no answer.
         self._check.note_answer()
-        self._plan_look()
+        if self._timers:
+            self._plan_look()
 
     def _plan_look(self) -> None:
+        self._cancel_look()
+        self._next_look = asyncio.get_running_loop().call_later(self._check.limit_s, self._look)
+
+    def _cancel_look(self) -> None:
         if self._next_look is not None:
             self._next_look.cancel()
-        loop = asyncio.get_running_loop()
-        self._next_look = loop.call_later(self._check.limit_s, self._look)
+            self._next_look = None
 
     def _look(self) -> None:
         self._next_look = None
-        if not self._timers:
-            return
         if not self._check.is_stalled():
             self._plan_look()
             return
