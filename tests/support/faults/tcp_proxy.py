@@ -127,10 +127,13 @@ class TcpProxy:
             writer.transport.abort()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        if isinstance(self._target, Path):
-            other_reader, other_writer = await asyncio.open_unix_connection(str(self._target))
-        else:
-            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        dialled = asyncio.ensure_future(self._dial())
+        try:
+            other_reader, other_writer = await asyncio.shield(dialled)
+        except asyncio.CancelledError:  # a dial that is cancelled leaves a transport that nobody closes
+            with contextlib.suppress(OSError):
+                (await dialled)[1].transport.abort()
+            raise
         try:
             directions = {
                 asyncio.ensure_future(self._pump(reader, other_writer, number, is_reply=False)),
@@ -144,6 +147,11 @@ class TcpProxy:
                 await asyncio.gather(*directions, return_exceptions=True)
         finally:
             other_writer.transport.abort()
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, Path):
+            return await asyncio.open_unix_connection(str(self._target))
+        return await asyncio.open_connection("127.0.0.1", self._target)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int, *, is_reply: bool
