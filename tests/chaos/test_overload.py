@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 CLIENT_LIMIT_S = 120.0
 ENCODE_S = 0.05
 NUM_AT_ONCE, NUM_CLIENTS, NUM_OF_CLIENT = 200, 60, 5
-MAX_TRIES = 4
+MAX_TRIES = 30  # a time that is a little too short costs a try: the queue only gets shorter
 LAYOUT = Layout(
     num_encoders=1,
     num_prefill_decodes=1,
@@ -67,7 +67,7 @@ async def test_a_flood_of_new_images_is_answered_or_refused_and_answered_when_it
     questions = [[Question(f"image {number}", (png(number, MAX_GRID),))] for number in range(NUM_AT_ONCE)]
     found = await ask_all(system, questions)
     refused = [each for answers in found for each in answers[:-1]]
-    assert set(codes(refused)) == {"encode_queue_slow"}, codes(refused)
+    assert set(codes(refused)) <= {"encode_queue_slow"}, codes(refused)
     check([answers[-1] for answers in found], more=system.log_ends())
     await asyncio.to_thread(system.wait_until_idle)
 

@@ -42,6 +42,7 @@ ANY_VALUE = frozenset(
     {
         "LD_LIBRARY_PATH",  # set by cv2 wherever it is imported; of use to a new program only
         "PYTEST_CURRENT_TEST",  # read by nobody, and copied with all others
+        "TORCHINDUCTOR_CACHE_DIR",  # read again by each compilation; some imports set it where it is not
         "TMPDIR",  # forgotten after the fork
         "VLLM_SERVER_DEV_MODE",  # at the import, the default of an option: whether errors are logged in full
     }

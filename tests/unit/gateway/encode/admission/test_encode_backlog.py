@@ -5,7 +5,13 @@ import pytest
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass, ImageProperties, Modality
-from triptych_gateway.encode.admission.encode_backlog import FIRST_PACE, MIN_BUSY, EncodeBacklog, EncodeWork
+from triptych_gateway.encode.admission.encode_backlog import (
+    FIRST_PACE,
+    MIN_BUSY,
+    MIN_KNOWN,
+    EncodeBacklog,
+    EncodeWork,
+)
 
 DIGEST, OTHER = "0" * 64, "1" * 64
 FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
@@ -15,7 +21,7 @@ MEGAPIXEL = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=10
 
 def measured(encode_s: float = 0.5) -> EncodeBacklog:
     backlog = EncodeBacklog()
-    for _ in range(3):
+    for _ in range(MIN_KNOWN):
         backlog.observe(DIGEST, MEGAPIXEL, encode_s)
     return backlog
 
@@ -66,6 +72,36 @@ def test_another_namespace_has_encoders_of_its_own() -> None:
     assert ahead_s(backlog, FLOOD) == 0.0
 
 
+def test_a_report_behind_the_end_of_its_request_is_a_measure() -> None:
+    backlog = EncodeBacklog()
+    for number, each in enumerate(order(backlog, ONE, MIN_KNOWN)):
+        backlog.end_item(each)
+        assert backlog.namespace_of(each) == DIGEST
+        backlog.complete_item(each, 0.5, 1, 1.0 + number)
+        assert backlog.namespace_of(each) is None
+    order(backlog, ONE, 4)
+    assert ahead_s(backlog, ONE) == pytest.approx(2.0)
+
+
+def test_small_images_say_nothing_of_much_larger_ones() -> None:
+    """A processor shrinks these: by their pixels, one of 64 megapixels would hold up others for minutes."""
+    backlog = EncodeBacklog()
+    small, double, huge = (
+        EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=side, height=side))
+        for side in (100, 200, 8000)
+    )
+    for _ in range(MIN_KNOWN):
+        backlog.observe(DIGEST, small, 0.02)
+    assert backlog.predict(DIGEST, ONE, [huge], 1, 1.0) is None
+    backlog.begin_item(MmHash("huge"), DIGEST, ONE, huge)
+    wait = backlog.predict(DIGEST, ONE, [double], 1, 1.0)
+    assert wait is not None
+    assert (wait.ahead_s, wait.own_s) == (0.0, pytest.approx(0.08 * FIRST_PACE))
+    for _ in range(MIN_KNOWN):
+        backlog.observe(DIGEST, huge, 2.0)
+    assert ahead_s(backlog, ONE) == pytest.approx(2.0)
+
+
 def test_nothing_is_predicted_of_a_speed_that_is_not_known() -> None:
     backlog = EncodeBacklog()
     order(backlog, FLOOD, 100)
@@ -113,7 +149,7 @@ def test_larger_images_take_longer() -> None:
         EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=side, height=side))
         for side in (100, 2000)
     )
-    for encode_s in (5.0, 0.01, 0.01):  # the first one of a shape takes longer
+    for encode_s in (5.0, *[0.01] * (MIN_KNOWN - 1)):  # the first one of a shape takes longer
         backlog.observe(DIGEST, small, encode_s)
     found = [backlog.predict(DIGEST, ONE, [each], 1, 0.0) for each in (small, MEGAPIXEL, large)]
     assert [each and each.own_s / FIRST_PACE for each in found] == pytest.approx([0.01, 0.4, 1.6])

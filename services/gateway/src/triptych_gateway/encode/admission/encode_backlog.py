@@ -1,7 +1,8 @@
 """EncodeBacklog: the encodes that this gateway has ordered, and how long a new one would wait. Pure.
 
 work    an item's seconds of an encoder: the median of the latest encodes of its size, or of the nearest size
-        that is known. At first none is: then nothing is predicted
+        that is known. Nothing is predicted where none is, as at first, or only sizes `MAX_SCALE` times
+        smaller: processors shrink large images, so pixels say little of what these take
 pace    seconds that pass for one second of work, times the encoders: measured while at least `MIN_BUSY` items
         of each encoder are outstanding, `FIRST_PACE` before. It holds what preprocessing, a full store, other
         programs and the jobs of other gateways cost
@@ -23,14 +24,16 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ImageProperties, Modality
 
 MIN_BUSY = 4  # items outstanding for each encoder, with which encoders do not wait for any
-MIN_KNOWN = 3  # encodes of a size; fewer are no measure: the first ones take longer
-NUM_KEPT = 7  # the latest ones
+MAX_SCALE = 4.0  # of pixels, from a size that is known to a larger one
+MIN_KNOWN = 5  # encodes of a size; fewer are no measure: the first ones take longer, or seem to take nothing
+NUM_KEPT = 9  # the latest ones
 MAX_AGE_S = 600.0  # of a pace
 FIRST_PACE = 1.5  # until it is measured: what encoders prepare and hand over takes its part, as prompts do
 MIN_PACES = 3  # observations; fewer are no measure
 PACE_FADE = 0.9
 MIN_PACE, MAX_PACE = 0.5, 20.0
 MAX_NAMESPACES = 64
+MAX_ENDED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class _Namespace:
         return min(max(self.passed_s / self.worked_s, MIN_PACE), MAX_PACE)
 
     def seconds_of(self, work: EncodeWork) -> float | None:
-        """Of one encoder. From another size it is in proportion to the pixels."""
+        """Of one encoder. From another size it is in proportion to the pixels; None: it is not known."""
         known = [
             each
             for each, seconds in self.seconds.items()
@@ -84,7 +87,8 @@ class _Namespace:
         if not known:
             return None
         nearest = min(known, key=lambda each: abs(each.size - work.size))
-        return statistics.median(self.seconds[nearest]) * math.pow(2.0, (work.size - nearest.size) / 2)
+        scale = math.pow(2.0, (work.size - nearest.size) / 2)
+        return None if scale > MAX_SCALE else statistics.median(self.seconds[nearest]) * scale
 
 
 class EncodeBacklog:
@@ -92,6 +96,8 @@ class EncodeBacklog:
 
     def __init__(self) -> None:
         self._items: dict[MmHash, tuple[str, Lane, EncodeWork]] = {}
+        # An encoder's report may come behind the end of the request that ordered the item.
+        self._ended: LRUCache[MmHash, tuple[str, EncodeWork]] = LRUCache(MAX_ENDED)
         self._namespaces: LRUCache[str, _Namespace] = LRUCache(MAX_NAMESPACES)
 
     def __contains__(self, mm_hash: MmHash) -> bool:
@@ -121,6 +127,7 @@ class EncodeBacklog:
             del known.lanes[lane][work]
         if not known.lanes[lane]:
             del known.lanes[lane]
+        self._ended[mm_hash] = digest, work
         return digest, work
 
     def num_items(self, namespace_digest: str, lane: Lane) -> int:
@@ -135,13 +142,16 @@ class EncodeBacklog:
         return counts
 
     def namespace_of(self, mm_hash: MmHash) -> str | None:
-        """Of an outstanding item."""
-        return self._items[mm_hash][0] if mm_hash in self._items else None
+        """Of an item that is outstanding, or was a moment ago."""
+        if mm_hash in self._items:
+            return self._items[mm_hash][0]
+        return self._ended[mm_hash][0] if mm_hash in self._ended else None
 
     def complete_item(self, mm_hash: MmHash, encode_s: float, num_encoders: int, now: float) -> None:
         """An encoder has made it in `encode_s`, of which what it waited there is no part."""
         num_encoders = max(num_encoders, 1)
-        if (ended := self.end_item(mm_hash)) is None:
+        self.end_item(mm_hash)
+        if (ended := self._ended.pop(mm_hash, None)) is None:
             return
         digest, work = ended
         known = self._namespace(digest)
