@@ -10,6 +10,6 @@ preprocessing/  from a job's media to an item that the vision tower takes
 store/          the store: transports, reservations, the session
 engine/         vLLM
 metrics         what is counted and timed; the host answers Prometheus with it, where that is set
-host_threads    off other engines' cores, where the encoder shares cores with text
+host_threads    a lower priority, and off other engines' cores, where the encoder shares cores with text
 encoding        the protocol of an engine that encodes, its errors and limits: jobs need no vLLM
 """

@@ -25,7 +25,7 @@ from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
-from triptych_encoder.host_threads import stay_off
+from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
@@ -69,6 +69,9 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
     check_listener(settings)
+    comes_last = bool(settings.cores) and settings.core_policy == "text_first"
+    if comes_last:
+        lower_priority()  # before anything is started that is to have it
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig.of_service(
@@ -91,7 +94,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         stuck_after_s=settings.engine_timeout_s,
     )
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
-        if settings.cores and settings.core_policy == "text_first":
+        if comes_last:
             stay_off(set(settings.other_cores) - set(settings.cores))
         tracing = setup_tracing(
             "encoder",
