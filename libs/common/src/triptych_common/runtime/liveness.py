@@ -41,7 +41,7 @@ def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
         used_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
         for task in (proc / str(pid) / "task").iterdir():
             states.add(_stat(task / "stat")[0])
-            used_s += _run_delay_s(task / "schedstat")
+            used_s += run_delay_s(task / "schedstat")
     except (OSError, IndexError):  # it, or one of its threads, has ended meanwhile
         pass
     return Activity(used_s, frozenset(states))
@@ -52,8 +52,11 @@ def _stat(path: Path) -> list[str]:
     return path.read_text().rpartition(")")[2].split()
 
 
-def _run_delay_s(path: Path) -> float:
-    """Time that a thread has waited for a core; 0 where the kernel does not count it."""
+def run_delay_s(path: Path) -> float:
+    """Return the seconds that a thread was ready to run and another one had the core.
+
+    `path`: its `schedstat`. 0: the thread has ended, or Linux does not count them.
+    """
     try:
         return int(path.read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -77,7 +80,7 @@ class StartLimit:
         return now - self._started_at
 
     def is_due(self, now: float) -> bool:
-        """Whether the activities are to be noted: they cost a look at all processes."""
+        """Return whether the activities are to be noted: they cost a look at all processes."""
         return now - self._noted_at >= CHECK_INTERVAL_S
 
     def note(self, now: float, activities: Mapping[int, Activity]) -> None:

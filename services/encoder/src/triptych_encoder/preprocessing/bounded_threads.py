@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from triptych_common.runtime.liveness import run_delay_s
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 
@@ -33,16 +34,8 @@ class _Running:
 
 
 def waited_s(thread: int) -> float:
-    """Return the seconds that the thread was ready to run and another one had the core.
-
-    0: the thread has ended, or Linux does not count them.
-    """
-    try:
-        # nanoseconds that it ran, nanoseconds that it waited, slices
-        _, waited_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
-    except (OSError, ValueError):
-        return 0.0
-    return int(waited_ns) / 1e9
+    """See `liveness.run_delay_s`; `thread`: the kernel's id of one of this process."""
+    return run_delay_s(Path(f"/proc/self/task/{thread}/schedstat"))
 
 
 class BoundedThreads:

@@ -63,7 +63,7 @@ class JobWindow:
         return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Likewise, by flow."""
+        """Return the number of this gateway's jobs with encoders, by flow."""
         return self._by_flow.get(namespace_digest, Counter[str]())
 
     def has_room(self, namespace_digest: str, flow: str) -> bool:

@@ -90,7 +90,7 @@ class EncodeStores:
         return namespace_digest in self._facts().encoders
 
     def num_encoders(self, namespace_digest: str) -> int:
-        """Of all stores."""
+        """Return the number of the namespace's encoders, over all stores."""
         return sum(map(len, self._facts().encoders.get(namespace_digest, {}).values()))
 
     def note_backlogs(

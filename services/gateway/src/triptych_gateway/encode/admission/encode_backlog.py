@@ -78,7 +78,7 @@ class _Namespace:
         return min(max(self.passed_s / self.worked_s, MIN_PACE), MAX_PACE)
 
     def seconds_of(self, work: EncodeWork) -> float | None:
-        """Of one encoder. From another size it is in proportion to the pixels; None: it is not known."""
+        """Return what one encoder takes: from another size in proportion to the pixels; None: not known."""
         known = [
             each
             for each, seconds in self.seconds.items()
@@ -142,7 +142,7 @@ class EncodeBacklog:
         return counts
 
     def namespace_of(self, mm_hash: MmHash) -> str | None:
-        """Of an item that is outstanding, or was a moment ago."""
+        """Return the namespace of an item that is outstanding, or was a moment ago."""
         if mm_hash in self._items:
             return self._items[mm_hash][0]
         return self._ended[mm_hash][0] if mm_hash in self._ended else None
@@ -170,7 +170,7 @@ class EncodeBacklog:
     def predict(
         self, namespace_digest: str, lane: Lane, works: Iterable[EncodeWork], num_encoders: int, now: float
     ) -> Wait | None:
-        """How long new items of `lane` would wait; None: what encoders take for them is not known."""
+        """Predict how long new items of `lane` would wait; None: what encoders take for them is not known."""
         known = self._namespace(namespace_digest)
         own_s = 0.0
         for work in works:
