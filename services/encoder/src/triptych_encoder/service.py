@@ -8,6 +8,8 @@ others are finished, and their pins kept until the requesters' final acks, for `
 
 import asyncio
 import contextlib
+import gc
+import math
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +31,7 @@ from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
-from triptych_encoder.jobs.gate_policy import GatePolicy
+from triptych_encoder.jobs.gate_policy import LONG_ENCODE_S, GatePolicy
 from triptych_encoder.jobs.job_intake import JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -54,7 +56,8 @@ from triptych_vllm_connector.process_exit import end_quickly
 
 log = get_logger(__name__)
 
-GPU_ENCODE_BATCH = 4  # on the CPU a step of four takes as long as four steps of one
+GPU_ENCODE_BATCH = 4
+CPU_ENCODE_BATCH = 8  # of small items, which take no longer than `LONG_ENCODE_S` together
 HEALTH_CHECK_S = 1.0  # vLLM reports a dead engine only when asked
 
 
@@ -157,7 +160,7 @@ class EncoderService:
             EngineWatchdog(
                 StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu())), EngineFailedError
             ),
-            EncodeGate(GatePolicy(encode_batch(settings)), metrics, lambda: self._speed.row_s),
+            EncodeGate(gate_policy(settings), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
             store_client,
@@ -219,6 +222,7 @@ class EncoderService:
         await drop_idle_consumers(self._bus, own_stream, ENCODERS_GROUP)
         async with self._registry.keep_registered(self._record()) as registration:
             transports = [each.value for each in self._slab.own.transports]
+            gc.freeze()  # a collection need not look through vLLM's modules while items wait
             log.info(
                 "encoder ready",
                 num_slots=self._settings.num_slots,
@@ -334,7 +338,12 @@ class EncoderService:
 
 def encode_batch(settings: EncoderSettings) -> int:
     """Items that vLLM encodes at once."""
-    return settings.encode_batch or (GPU_ENCODE_BATCH if has_gpu() else 1)
+    return settings.encode_batch or (GPU_ENCODE_BATCH if has_gpu() else CPU_ENCODE_BATCH)
+
+
+def gate_policy(settings: EncoderSettings) -> GatePolicy:
+    """Make the policy of an encoder's batches: on a CPU, a large item takes as long in a batch as alone."""
+    return GatePolicy(encode_batch(settings), math.inf if has_gpu() else LONG_ENCODE_S)
 
 
 def _first(failures: BaseException) -> BaseException:

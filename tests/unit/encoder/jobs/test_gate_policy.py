@@ -84,22 +84,25 @@ def test_an_engine_that_becomes_idle_waits_for_nothing(policy: GatePolicy) -> No
 
 def test_an_item_that_an_idle_engine_passed_over_does_not_split_batches() -> None:
     policy = GatePolicy(encode_batch=4)
-    slow, *others = [item((f"r{n}", 0), at=n / 100) for n in range(10)]
+    slow, *others = [item((f"r{n}", 0), at=n / 100) for n in range(12)]
     in_hand(policy, slow, ready=False)
     in_hand(policy, *others)
-    assert policy.take_batch() == others[:1]
-    assert policy.take_batch() == others[1:5]  # while the first is computed
-    policy.remove_item(others[0])
+    assert policy.take_batch() == others[:4]
+    assert policy.take_batch() == others[4:8]  # while the first are computed
+    for each in others[:4]:
+        policy.remove_item(each)
     policy.set_ready(slow)
-    assert policy.take_batch() == [slow, *others[5:8]]
+    assert policy.take_batch() == [slow, *others[8:]]
 
 
 def test_what_was_not_passed_over_is_waited_for_still() -> None:
     policy = GatePolicy(encode_batch=4)
     items = [item((f"r{n}", 0), at=n / 100) for n in range(4)]
     in_hand(policy, items[0], items[2], ready=False)
-    in_hand(policy, items[1], items[3])
-    assert [policy.take_batch(), policy.take_batch()] == [[items[1]], []]
+    in_hand(policy, items[1])
+    assert policy.take_batch() == [items[1]]
+    in_hand(policy, items[3])
+    assert policy.take_batch() == []
     policy.set_ready(items[2])
     assert policy.take_batch() == items[2:]
 
@@ -190,15 +193,43 @@ def test_what_waits_in_the_engine_is_filled_up() -> None:
     assert policy.take_batch() == []
 
 
-def test_a_busy_engine_gets_whole_batches() -> None:
-    """Throughput: however many requests there are with one item each."""
+def test_requests_with_one_item_each_go_in_whole_batches() -> None:
     policy = GatePolicy(encode_batch=4)
     items = [item((f"r{n}", 0), at=n / 100) for n in range(12)]
     in_hand(policy, *items)
-    assert policy.take_batch() == items[:1]
-    assert policy.take_batch() == items[1:5]
-    policy.remove_item(items[0])
-    assert policy.take_batch() == items[5:9]
+    assert policy.take_batch() == items[:4]
+    assert policy.take_batch() == items[4:8]
+    for each in items[:4]:
+        policy.remove_item(each)
+    assert policy.take_batch() == items[8:]
+
+
+def test_a_batch_takes_no_longer_than_its_bound() -> None:
+    policy = GatePolicy(encode_batch=8, longest_batch_s=0.1)
+    items = [item((f"r{n}", 0), at=n / 100) for n in range(8)]
+    for each, seconds in zip(items, (0.03, 0.03, 0.03, 0.03, 0.5, 0.02, 0.0, 0.02), strict=True):
+        each.seconds = seconds
+    in_hand(policy, *items)
+    taken = []
+    while batch := policy.take_batch():
+        taken.append(batch)
+        for each in batch:
+            policy.remove_item(each)
+    assert taken == [items[:3], [items[3]], [items[4]], [items[5]], [items[6]], [items[7]]]
+
+
+def test_an_unstarted_batch_is_filled_up_to_its_bound() -> None:
+    policy = GatePolicy(encode_batch=8, longest_batch_s=0.1)
+    items = [item((f"r{n}", 0), at=n / 100) for n in range(5)]
+    for each in items:
+        each.seconds = 0.04
+    in_hand(policy, *items[:2])
+    assert policy.take_batch() == items[:2]
+    in_hand(policy, items[2])
+    assert policy.take_batch() == [items[2]]
+    in_hand(policy, *items[3:])
+    assert policy.take_batch() == [items[3]]
+    assert policy.take_batch() == []
 
 
 def test_the_next_of_all_in_hand_is_known_before_it_is_prepared(policy: GatePolicy) -> None:

@@ -106,14 +106,13 @@ def test_of_several_flows_the_next_goes_when_the_engine_is_idle(
 
 
 def test_batches_are_gathered_while_several_flows_wait() -> None:
-    """A batch that waited for an idle engine would be a first item alone."""
     policy = GatePolicy(encode_batch=2)
-    items = [item(f"{number}", 10.0, f"{number % 2}") for number in range(3)]
+    items = [item(f"{number}", 10.0, f"{number % 2}") for number in range(4)]
     for each in items:
         each.seconds = 1.0
         policy.add_item(each)
         policy.set_ready(each)
-    assert len(policy.take_batch(10.0)) == 1
+    assert len(policy.take_batch(10.0)) == 2
     assert policy.take_batch(10.5) == []
     assert len(policy.take_batch(policy.held_until or 0.0)) == 2
 

@@ -1,6 +1,7 @@
 """A job that waits for its encode: dropped, too late, sealed by another encoder, counted without its wait."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -225,10 +226,38 @@ async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
     now = 10.0
     monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
     gate = EncodeGate(GatePolicy(encode_batch=1), EncoderMetrics())
+    item = GateItem(frozenset(), 0.0, 60.0)
     now = 13.0
-    assert gate.on_answer(10.0) == 3.0
+    assert gate.on_answer(item, 10.0) == 3.0
     now = 15.0
-    assert gate.on_answer(11.0) == 2.0
+    assert gate.on_answer(item, 11.0) == 2.0
+
+
+async def test_items_of_one_batch_share_its_seconds_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triptych_encoder.jobs import encode_gate
+
+    now = 10.0
+    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    gate = EncodeGate(GatePolicy(encode_batch=4), EncoderMetrics())
+    async with contextlib.AsyncExitStack() as stack:
+        items = [GateItem(frozenset({(f"r{n}", 0)}), 0.0, 100.0) for n in range(4)]
+        first, *items = items
+        stack.enter_context(gate.in_hand(first))
+        before = gate.turn(first, 1)
+        await before.__aenter__()  # so that the others are gathered
+        for item in items:
+            stack.enter_context(gate.in_hand(item))
+        turns = [gate.turn(item, num_rows) for item, num_rows in zip(items, (8, 4, 4), strict=True)]
+        entering = [asyncio.ensure_future(turn.__aenter__()) for turn in turns]
+        await asyncio.sleep(0)
+        await before.__aexit__(None, None, None)
+        await asyncio.gather(*entering)
+        worked = []
+        now = 14.0
+        for item, turn in zip(items, turns, strict=True):
+            worked.append(gate.on_answer(item, 10.0))
+            await turn.__aexit__(None, None, None)
+    assert worked == [2.0, 1.0, 1.0]
 
 
 async def test_the_next_item_goes_to_the_engine_before_the_one_that_is_computed_ends() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -133,16 +133,26 @@ async def test_a_caller_that_is_cancelled_while_it_waits_takes_nothing(gates: li
         await second
 
 
-async def test_a_caller_that_is_cancelled_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
+async def test_a_caller_that_is_cancelled_as_its_turn_comes_takes_nothing(
+    gates: list[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     first = asyncio.create_task(threads.run(1, gates[0]))
     await begun(gates[0])
     second, third = (asyncio.create_task(threads.run(1, lambda: "late")) for _ in range(2))
     await asyncio.sleep(0)
+    loop, has_ended = asyncio.get_running_loop(), threading.Event()
+    hand_over = loop.call_soon_threadsafe
+
+    def note_end(callback: Callable[..., object], *args: object) -> asyncio.Handle:
+        handle = hand_over(callback, *args)
+        has_ended.set()
+        return handle
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", note_end)
     gates[0].may_end.set()
-    (thread,) = (each for each in threading.enumerate() if each.name == "triptych-preprocess")
-    thread.join(LIMIT_S)  # its result waits for the loop
-    asyncio.get_running_loop().call_soon(second.cancel)  # after the result, before what the result calls
+    assert has_ended.wait(LIMIT_S)  # its result waits for the loop
+    loop.call_soon(second.cancel)  # after the result, before what the result calls
     assert await first == "done"
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -31,6 +31,7 @@ class EncodeGate:
         self._timer: asyncio.TimerHandle | None = None
         self._turns: dict[GateItem, asyncio.Future[None]] = {}
         self._answered_at = float("-inf")
+        self._unshared_s = 0.0  # worked on the batch, and not yet counted as the work on one of its items
 
     @contextmanager
     def in_hand(self, item: GateItem) -> Iterator[None]:
@@ -57,7 +58,7 @@ class EncodeGate:
             JobFailure: its deadline passed before its turn came.
         """
         turn = self._turns[item] = asyncio.get_running_loop().create_future()
-        item.seconds = num_rows * (self._row_s() or 0.0)
+        item.num_rows, item.seconds = num_rows, num_rows * (self._row_s() or 0.0)
         self._policy.set_ready(item)
         self._open()
         try:
@@ -70,17 +71,25 @@ class EncodeGate:
             del self._turns[item]
             self._leave(item)
 
-    def on_answer(self, began_at: float) -> float:
-        """vLLM is done with an item that it was given at `began_at`.
+    def on_answer(self, item: GateItem, began_at: float) -> float:
+        """Note that vLLM is done with `item`, in its turn, which it was given at `began_at`.
 
-        Returns the seconds that it worked on it. Those that the item waited there for others do not count.
+        Returns the seconds that vLLM worked on it, without those in which the item waited for others. Items
+        that are computed together share their time by their rows: they are answered at once, so the time
+        between two answers says nothing.
         """
         now = time.monotonic()
-        worked_s, self._answered_at = now - max(began_at, self._answered_at), now
+        self._unshared_s += now - max(began_at, self._answered_at)
+        self._answered_at = now
+        num_rows = sum(each.num_rows for each in self._policy.batch_of(item))
+        worked_s = self._unshared_s * item.num_rows / num_rows if num_rows else self._unshared_s
+        self._unshared_s -= worked_s
         return worked_s
 
     def _leave(self, item: GateItem) -> None:
         self._policy.remove_item(item)
+        if not self._policy.num_in_engine:
+            self._unshared_s = 0.0  # of items that failed
         self._open()
 
     def _open(self) -> None:

@@ -18,11 +18,13 @@ engine has passed over has had that time, and holds back none any more, nor spli
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
 recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
 while several flows have items, and encodes are long and one by one, at that end, which no prediction
-misses. An item that comes meanwhile and whose turn is earlier does not wait for it. A first item goes alone
-into an engine that is idle, so that it is sealed before the others; while the engine is busy, items are
-gathered up to the size of a batch, which serves throughput.
+misses. An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to
+the size of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the
+language model, which then gets several items at once, is shared. A first item goes alone into an idle engine
+when what would go with it are later items of requests, so that it is sealed before them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,14 +57,22 @@ class GateItem:
     lane: Lane = DEFAULT_LANE  # whose turns it takes
     cost: float = 1.0  # of its turn
     seconds: float = 0.0  # of vLLM's, as predicted; 0: not known
+    num_rows: int = 0  # of its encoder output, once it is prepared
 
 
 class GatePolicy:
     """Owns what is in hand: being prepared, ready, or in vLLM."""
 
-    def __init__(self, encode_batch: int) -> None:
-        """`encode_batch`: most items that vLLM computes at once."""
+    def __init__(self, encode_batch: int, longest_batch_s: float = math.inf) -> None:
+        """
+        Args:
+            encode_batch: most items that vLLM computes at once.
+            longest_batch_s: seconds that the items of a batch may take together, as predicted. If it is
+                finite, an item goes alone whose time is longer, or not known.
+        """
         self._encode_batch = encode_batch
+        self._longest_batch_s = longest_batch_s
+        self._goes_one_by_one = encode_batch == 1 or longest_batch_s <= LONG_ENCODE_S  # what is long
         self._turns = FairTurns()
         self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
         self._ready: set[GateItem] = set()
@@ -126,23 +136,22 @@ class GatePolicy:
         """
         self.held_until = None
         self._note_computed(now)
-        room = self._encode_batch
-        if len(self._batches) >= MAX_BATCHES:
-            room -= len(self._batches[-1])  # it has not begun: more may go with it
+        # The last of two batches has not begun: more may go with it.
+        open_batch = self._batches[-1] if len(self._batches) >= MAX_BATCHES else set()
         waiting = self._in_order()
         if self._batches:  # vLLM is busy meanwhile: nothing goes before what is about to be ready
             going = list(takewhile(lambda item: item in self._ready or item in self._passed, waiting))
         else:
             going = waiting
-        chosen = [item for item in going if item in self._ready][: max(room, 0)]
+        chosen = self._fitting(open_batch, (item for item in going if item in self._ready))
         if not chosen:
             return []
-        if self._batches and self._encode_batch == 1 and self._is_long and self._has_flows(now):
+        if self._batches and self._goes_one_by_one and self._is_long and self._has_flows(now):
             return []  # until the end of the batch
         if self._batches and now < self._next_batch_at:
             self.held_until = self._next_batch_at
             return []
-        if not self._batches and self._is_first(chosen[0]):
+        if not self._batches and self._is_first(chosen[0]) and not all(map(self._is_first, chosen)):
             del chosen[1:]
         if not self._batches:
             before = takewhile(lambda item: item is not chosen[-1], waiting)
@@ -158,6 +167,21 @@ class GatePolicy:
             self._batches[-1].update(chosen)
         self._note_computed(now)
         return chosen
+
+    def _fitting(self, batch: Iterable[GateItem], ready: Iterable[GateItem]) -> list[GateItem]:
+        """Return the items of `ready`, in its order, that may be computed together with those of `batch`."""
+        batch, chosen = list(batch), list[GateItem]()
+        for item in ready:
+            together = [*batch, *chosen, item]
+            seconds = math.fsum(each.seconds or math.inf for each in together)
+            if len(together) > self._encode_batch or (len(together) > 1 and seconds > self._longest_batch_s):
+                break
+            chosen.append(item)
+        return chosen
+
+    def batch_of(self, item: GateItem) -> frozenset[GateItem]:
+        """The items that vLLM computes together with `item` and is not done with, `item` included."""
+        return frozenset().union(*(batch for batch in self._batches if item in batch))
 
     def _note_computed(self, now: float) -> None:
         """If vLLM has begun another batch since the last time: when it is to have the one after that."""

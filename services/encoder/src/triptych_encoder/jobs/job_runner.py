@@ -266,7 +266,7 @@ class JobRunner:
                     self.num_encodes += 1
                 order = write_order(each.part, active.envelope.traceparent, each.reservation)
                 each.was_ordered = True
-                encode_s += await self._run_encoder(each, order)
+                encode_s += await self._run_encoder(item, each, order)
             return encode_s
 
     @asynccontextmanager
@@ -360,7 +360,7 @@ class JobRunner:
             )
         return prepared
 
-    async def _run_encoder(self, held: HeldPart, order: WriteOrder) -> float:
+    async def _run_encoder(self, item: GateItem, held: HeldPart, order: WriteOrder) -> float:
         """Seconds that vLLM worked on it."""
         began_at = time.monotonic()
         try:
@@ -373,7 +373,7 @@ class JobRunner:
                 self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
                 held.is_given_up = True
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
-        return self._gate.on_answer(began_at)
+        return self._gate.on_answer(item, began_at)
 
 
 def wait_for_space(state: tenacity.RetryCallState, longest_s: float) -> float:

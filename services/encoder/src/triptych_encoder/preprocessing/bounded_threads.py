@@ -6,6 +6,7 @@ it ends; one that does not end ends the service, which is started again.
 
 import asyncio
 import contextlib
+import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,20 @@ class _Running:
 
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
-        self.thread: int | None = None  # the kernel's id, once it runs
+        self._thread: int | None = None  # the kernel's id, once it runs
+        self._waited_before_s = 0.0
         self._waited_s = 0.0
+
+    def begin(self) -> None:
+        """Note that the calling thread does the work. It may have done other work before."""
+        thread = threading.get_native_id()
+        self._waited_before_s = waited_s(thread)
+        self._thread = thread
 
     def elapsed_s(self, now: float) -> float:
         """Return seconds since the start in which the thread ran or slept; `now`: on the loop's clock."""
-        if self.thread is not None:
-            self._waited_s = max(self._waited_s, waited_s(self.thread))
+        if self._thread is not None:
+            self._waited_s = max(self._waited_s, waited_s(self._thread) - self._waited_before_s)
         return now - self._started_at - self._waited_s
 
 
@@ -38,8 +46,27 @@ def waited_s(thread: int) -> float:
     return run_delay_s(Path(f"/proc/self/task/{thread}/schedstat"))
 
 
+class _Thread:
+    """Does one piece of work after the other. A daemon: the process ends without waiting for it.
+
+    `concurrent.futures` would wait for its threads at the exit, also for one that never ends.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="triptych-preprocess", daemon=True).start()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do `work`, which does not raise, after what the thread was given before."""
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
 class BoundedThreads:
-    """For one event loop. Threads are daemons: the process ends without waiting for them."""
+    """For one event loop. Threads that are done wait for more work: a start takes as long as a small item."""
 
     def __init__(
         self,
@@ -63,6 +90,7 @@ class BoundedThreads:
         self._limit_s = limit_s
         self._stuck_after_s = stuck_after_s
         self._running: dict[asyncio.Future[Any], _Running] = {}
+        self._idle: list[_Thread] = []
 
     @property
     def num_running(self) -> int:
@@ -105,15 +133,17 @@ class BoundedThreads:
     def _start(self, work: Callable[[], Result], running: "_Running") -> "asyncio.Future[Result]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
+        thread = self._idle.pop() if self._idle else _Thread()
 
         def settle(result: Result | None, error: BaseException | None) -> None:
+            self._idle.append(thread)
             if error is None:
                 future.set_result(result)  # type: ignore[arg-type]
             else:
                 future.set_exception(error)
 
         def target() -> None:
-            running.thread = threading.get_native_id()
+            running.begin()
             outcome: tuple[Result | None, BaseException | None]
             try:
                 outcome = (work(), None)
@@ -122,7 +152,7 @@ class BoundedThreads:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no job waits any more
                 loop.call_soon_threadsafe(settle, *outcome)
 
-        threading.Thread(target=target, name="triptych-preprocess", daemon=True).start()
+        thread.do(target)
         return future
 
     def _ended(self, future: "asyncio.Future[Any]", held: int) -> None:
