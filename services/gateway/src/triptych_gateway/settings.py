@@ -222,6 +222,10 @@ class GatewaySettings(MediaSettings):
 
     max_encode_attempts: PositiveInt = 2
     max_dispatch_attempts: PositiveInt = 2
+    resend_to_last_instance: bool = False
+    """Whether a request is sent again although only one instance of its model is left, after another one
+    ended while it had the request. Such a request may then end all instances. Others are never sent to more
+    than two."""
     suspect_s: PositiveFloat = 2.0
     """A prefill_decode that could not be reached is avoided this long."""
     routing_file: Path | None = None
