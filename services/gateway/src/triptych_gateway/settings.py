@@ -105,6 +105,8 @@ class GatewaySettings(MediaSettings):
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
     max_requests_in_flight: PositiveInt = 256
+    max_idle_connections: PositiveInt = 2048
+    """Callers' connections without a request that is being answered; beyond them the oldest is closed."""
     max_body_bytes: PositiveInt = 64 << 20
     max_answer_bytes: PositiveInt = 64 << 20
     """Of one answer that is not streamed: it is held until it is whole."""
