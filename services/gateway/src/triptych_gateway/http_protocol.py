@@ -15,6 +15,7 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.telemetry.limited_log import LimitedLog
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.errors import error_response
 from triptych_gateway.open_files import IdleConnections
@@ -44,6 +45,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     header_timeout_s: float
     write_timeout_s: float
     idle: IdleConnections | None  # of its listener; None: not bounded
+    refusals: LimitedLog
 
     _place = _Place.BETWEEN
     _num_read = 0  # bytes since the last request ended
@@ -101,7 +103,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if len(self.pipeline) >= MAX_AHEAD:
-            log.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
+            self.refusals.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
             self.transport.close()
             return
         self._note_busy()
@@ -114,7 +116,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_answering:
             self._num_unread += len(body)
             if self._num_unread > MAX_UNREAD_BYTES:
-                log.info("connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES)
+                self.refusals.info(
+                    "connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES
+                )
                 self.transport.close()
                 return
         super().on_body(body)
@@ -157,7 +161,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < num_left:
             self._start_write_timer()  # a slow client, which reads
             return
-        log.info("connection closed: the client does not read", seconds=self.write_timeout_s)
+        self.refusals.info("connection closed: the client does not read", seconds=self.write_timeout_s)
         self.transport.abort()
 
     def _stop_write_timer(self) -> None:
@@ -168,7 +172,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- idle connections -------------------------------------------------------------------------
     def close_idle(self) -> None:
         """Too many are idle. Its socket is free at once: nothing that it has not sent is waited for."""
-        log.info("connection closed: too many are idle", place=self._place.name)
+        self.refusals.info("connection closed: too many are idle", place=self._place.name)
         self.transport.abort()
 
     def _note_idle(self, *, has_answered: bool) -> None:
@@ -223,7 +227,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._stop_timer()
-        log.info("connection refused", code=error.code)
+        self.refusals.info("connection refused", error.code, code=error.code)
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or (not self.pipeline and (cycle.response_complete or not cycle.response_started)):
             if cycle is not None:
@@ -249,7 +253,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
-            log.info("connection closed: nothing complete came in time", place=self._place.name)
+            self.refusals.info("connection closed: nothing complete came in time", place=self._place.name)
             self.transport.close()
 
 
@@ -268,6 +272,7 @@ def bounded_protocol(
         header_timeout_s = timeout_s
         write_timeout_s = answer_timeout_s
         idle = None if max_idle is None else IdleConnections(max_idle)
+        refusals = LimitedLog(log)
 
     return Bounded
 

@@ -106,6 +106,7 @@ def _config(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # its warnings are of each request that is no HTTP: too many
         access_log=False,
         server_header=False,
         proxy_headers=bool(proxies),
