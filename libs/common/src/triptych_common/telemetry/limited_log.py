@@ -16,13 +16,13 @@ OTHERS = ("others",)
 
 
 class LimitedLog:
-    """Writes to `logger` from an event loop: `BURST` lines of each reason in `INTERVAL_S`, and how many came.
+    """Writes to `target` from an event loop: `BURST` lines of each reason in `INTERVAL_S`, and how many came.
 
     A reason is the line's text and what `info` is told beside it.
     """
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+    def __init__(self, target: Logger) -> None:
+        self._target = target
         self._counts: Counter[tuple[str, ...]] = Counter()  # lines of this interval, by reason
         self._timer: asyncio.TimerHandle | None = None
 
@@ -33,7 +33,7 @@ class LimitedLog:
             key = OTHERS
         self._counts[key] += 1
         if self._counts[key] <= BURST:
-            self._logger.info(text, **fields)
+            self._target.info(text, **fields)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.end_interval)
 
@@ -45,5 +45,5 @@ class LimitedLog:
         for (text, *reason), count in self._counts.items():
             if count > BURST:
                 num_left_out = count - BURST
-                self._logger.info("log lines left out", of=text, reason=reason, num_left_out=num_left_out)
+                self._target.info("log lines left out", of=text, reason=reason, num_left_out=num_left_out)
         self._counts.clear()
