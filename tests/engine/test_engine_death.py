@@ -37,6 +37,7 @@ def pair(questions: Catalogue) -> Iterator[System]:
     with running_system(
         "--prefill-decodes=2", f"--encoder-args={options}", f"--prefill-decode-args={options}",
         TRIPTYCH_DEBUG_ENCODE_DELAY_MS=str(ENCODE_DELAY_MS),
+        TRIPTYCH_RESEND_TO_LAST_INSTANCE="true",
     ) as running:  # fmt: skip
         yield running
 

@@ -1,7 +1,7 @@
 """A fake service for tests of the supervisor: an HTTP server with faults that its options choose.
 
     python fake_service.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--ignore-sigterm]
-                           [--never-ready] [--shared-memory NAME]
+                           [--never-ready] [--shared-memory NAME] [--num-lines N]
 
 `--child`: starts a process of its own that outlives it. SIGUSR1: it answers no more, and does nothing;
 SIGUSR2: it answers no more, and computes.
@@ -46,7 +46,10 @@ def main() -> None:
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--shared-memory")
+    parser.add_argument("--num-lines", type=int, default=0)
     args = parser.parse_args()
+    for number in range(args.num_lines):
+        sys.stderr.write(f"line {number}\n")
     if args.exit_at_once is not None:
         sys.stderr.write("fake service: cannot go on\n")
         sys.exit(args.exit_at_once)

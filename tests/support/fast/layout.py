@@ -94,6 +94,7 @@ class Layout:
                 return [
                     f"--port={port}", "--registry-interval-s=0.1", "--inline-media-bytes=300",
                     f"--first-token-timeout-s={self.first_token_timeout_s}",
+                    "--resend-to-last-instance",  # what ends instances here is no request
                 ]  # fmt: skip
 
 

@@ -101,7 +101,7 @@ async def opened_system(
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
-        protocol = protocol_of(settings)
+        protocol = protocol_of(settings, settings.max_idle_connections)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(
@@ -127,7 +127,7 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
-        protocol = protocol_of(settings)
+        protocol = protocol_of(settings, settings.max_idle_connections)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(

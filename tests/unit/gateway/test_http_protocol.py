@@ -42,7 +42,7 @@ def connection() -> Connection:
     return Connection()
 
 
-def test_a_slow_client_is_served_on_while_it_takes_anything(connection: Connection) -> None:
+async def test_a_slow_client_is_served_on_while_it_takes_anything(connection: Connection) -> None:
     connection.num_waiting = 100_000
     connection.protocol.pause_writing()
     for num_waiting in (99_999, 80_000, 70_000):

@@ -46,7 +46,14 @@ async def test_before_the_answer_has_begun_it_is_503() -> None:
     start, body = await Host(dies_at=0).answer()
     assert start["status"] == 503
     assert (b"connection", b"close") in start["headers"]
-    assert b"engine_dead" in body["body"]
+    assert b'"engine_died"' in body["body"]  # the request may be at fault
+
+
+async def test_a_request_that_comes_later_is_told_apart() -> None:
+    host = Host(dies_at=0)
+    host.is_dead = True
+    _, body = await host.answer()
+    assert b'"engine_dead"' in body["body"]
 
 
 @pytest.mark.parametrize("dies_at", [1, 2])

@@ -22,6 +22,8 @@ class CliSettings(BaseSettings):
     """Sockets and the region of the system that `up` starts; on a tmpfs. Goes with the system."""
     state_dir: Path = Field(default_factory=default_state_dir)
     """Logs and traces of the system that `up` starts; they stay."""
+    log_max_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    """Bytes of each service's logs that the system started by `up` keeps; the oldest go."""
     deployment: str = "default"
     """Prefix of everything in Redis: several systems can share one."""
     slab_bytes: NonNegativeInt = 0

@@ -3,7 +3,8 @@
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
     {"type": "error", "error": {"type": ..., "message": ...}}
 
-429 and 503 carry `Retry-After`: the same request may succeed then.
+429 and 503 carry `Retry-After`: the same request may succeed then. 502 carries `X-Should-Retry: false`, which
+OpenAI's and Anthropic's clients read: the same request may end another instance.
 """
 
 import math
@@ -26,6 +27,7 @@ log = get_logger(__name__)
 DEFAULT_RETRY_AFTER_S = 1
 MAX_PATH_CHARS = 200
 _RETRY_STATUSES = frozenset({429, 503})
+_NO_RETRY = {HTTPStatus.BAD_GATEWAY: {"X-Should-Retry": "false"}}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 # Anthropic's, by status. Others below 500 are a fault of the request, from there on one of the service.
 _ANTHROPIC_TYPES = {
@@ -79,7 +81,7 @@ def error_response(
     error: RequestError, headers: Mapping[str, str] | None = None, form: ChatForm = ChatForm.COMPLETIONS
 ) -> Response:
     """The HTTP answer for `error`."""
-    all_headers = dict(headers or {})
+    all_headers = {**(headers or {}), **_NO_RETRY.get(HTTPStatus(error.status_code), {})}
     if error.status_code in _RETRY_STATUSES:
         all_headers["Retry-After"] = str(math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S))
     return Response(

@@ -107,7 +107,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         view = RegistryView(registry, settings.registry_interval_s)
         router = open_router(settings.suspect_s, settings.routing_file, metrics)
         models = ServedModels.of_file(settings.models_file)
-        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts, models)
+        instances = Instances(
+            view,
+            router,
+            settings.instance_grace_s,
+            settings.max_dispatch_attempts,
+            models,
+            resends_to_last=settings.resend_to_last_instance,
+        )
         fabric, rates = FabricView(view), LinkRates()
         orders = _encode_orders(settings, bus, media_cache, view, metrics, fabric, rates)
         transfers = transfer_orders(settings, bus, orders, fabric, rates, metrics)

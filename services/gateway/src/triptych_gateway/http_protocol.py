@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with limits that it lacks, and with errors in OpenAI's format.
 
 Limits: bytes, number and time of a request's headers, what comes of a body that is answered already, requests
-that a client sends ahead without waiting for answers, and how long a client may take nothing of its answer.
+that a client sends ahead without waiting for answers, how long a client may take nothing of its answer, and
+connections without a request that is being answered.
 
 While nothing is being answered, a timer runs: uvicorn's own between requests, else this module's.
 """
@@ -14,8 +15,10 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.telemetry.limited_log import LimitedLog
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.errors import error_response
+from triptych_gateway.open_files import IdleConnections
 
 log = get_logger(__name__)
 
@@ -41,6 +44,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     max_header_bytes: int
     header_timeout_s: float
     write_timeout_s: float
+    idle: IdleConnections | None  # of its listener; None: not bounded
+    refusals: LimitedLog
 
     _place = _Place.BETWEEN
     _num_read = 0  # bytes since the last request ended
@@ -55,10 +60,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         _bound_unsent(transport, self.write_timeout_s)
         self._start_timer()
+        self._note_idle(has_answered=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_write_timer()
+        self._note_busy()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,9 +103,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if len(self.pipeline) >= MAX_AHEAD:
-            log.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
+            self.refusals.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
             self.transport.close()
             return
+        self._note_busy()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -108,7 +116,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_answering:
             self._num_unread += len(body)
             if self._num_unread > MAX_UNREAD_BYTES:
-                log.info("connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES)
+                self.refusals.info(
+                    "connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES
+                )
                 self.transport.close()
                 return
         super().on_body(body)
@@ -123,6 +133,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which starts the next answer, or uvicorn's timer
+        if not self._is_answering and not self.transport.is_closing():
+            self._note_idle(has_answered=True)
         is_between = self._place is _Place.BETWEEN
         if not is_between and not self._is_answering and not self.transport.is_closing():
             self._keep_watch()
@@ -149,13 +161,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < num_left:
             self._start_write_timer()  # a slow client, which reads
             return
-        log.info("connection closed: the client does not read", seconds=self.write_timeout_s)
+        self.refusals.info("connection closed: the client does not read", seconds=self.write_timeout_s)
         self.transport.abort()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    # ---- idle connections -------------------------------------------------------------------------
+    def close_idle(self) -> None:
+        """Too many are idle. Its socket is free at once: nothing that it has not sent is waited for."""
+        self.refusals.info("connection closed: too many are idle", place=self._place.name)
+        self.transport.abort()
+
+    def _note_idle(self, *, has_answered: bool) -> None:
+        if self.idle is not None:
+            self.idle.add(self, has_answered=has_answered)
+
+    def _note_busy(self) -> None:
+        if self.idle is not None:
+            self.idle.discard(self)
 
     # ---- bounds -----------------------------------------------------------------------------------
     @property
@@ -201,7 +227,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._stop_timer()
-        log.info("connection refused", code=error.code)
+        self.refusals.info("connection refused", error.code, code=error.code)
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or (not self.pipeline and (cycle.response_complete or not cycle.response_started)):
             if cycle is not None:
@@ -227,21 +253,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
-            log.info("connection closed: nothing complete came in time", place=self._place.name)
+            self.refusals.info("connection closed: nothing complete came in time", place=self._place.name)
             self.transport.close()
 
 
-def bounded_protocol(max_bytes: int, timeout_s: float, answer_timeout_s: float) -> type[BoundedHttpProtocol]:
-    """The protocol with these bounds, as uvicorn takes it: a class.
+def bounded_protocol(
+    max_bytes: int, timeout_s: float, answer_timeout_s: float, max_idle: int | None = None
+) -> type[BoundedHttpProtocol]:
+    """The protocol with these bounds, as uvicorn takes it: a class, for one listener.
 
     Args:
         answer_timeout_s: how long a client may take nothing of its answer.
+        max_idle: connections without a request; None: any number.
     """
 
     class Bounded(BoundedHttpProtocol):
         max_header_bytes = max_bytes
         header_timeout_s = timeout_s
         write_timeout_s = answer_timeout_s
+        idle = None if max_idle is None else IdleConnections(max_idle)
+        refusals = LimitedLog(log)
 
     return Bounded
 

@@ -16,6 +16,7 @@ from triptych_gateway.endpoints.local_endpoints import METRICS
 from triptych_gateway.endpoints.table import ENDPOINTS
 from triptych_gateway.errors import error_response
 from triptych_gateway.http_protocol import BoundedHttpProtocol, bounded_protocol
+from triptych_gateway.open_files import ConnectionLimits
 from triptych_gateway.settings import GatewaySettings
 
 KEEPALIVE_S = 75
@@ -49,9 +50,11 @@ class ServedPaths:
         return not is_media and path != METRICS.path
 
 
-def protocol_of(settings: GatewaySettings) -> type[BoundedHttpProtocol]:
-    """With the bounds of `settings`."""
-    return bounded_protocol(settings.max_header_bytes, settings.header_timeout_s, settings.chunk_timeout_s)
+def protocol_of(settings: GatewaySettings, max_idle: int | None = None) -> type[BoundedHttpProtocol]:
+    """With the bounds of `settings`. `max_idle`: connections without a request; None: any number."""
+    return bounded_protocol(
+        settings.max_header_bytes, settings.header_timeout_s, settings.chunk_timeout_s, max_idle
+    )
 
 
 def check_tls_files(settings: GatewaySettings) -> None:
@@ -71,13 +74,15 @@ def check_tls_files(settings: GatewaySettings) -> None:
         raise TlsFilesError(f"the TLS files cannot be used: {error.strerror or error}") from error
 
 
-def callers_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLimits) -> uvicorn.Config:
     """Of the server for callers."""
     config = _config(
         app if settings.internal_port is None else ServedPaths(app, internal=False),
         settings,
+        protocol_of(settings, limits.max_idle),
         proxies=_proxies(settings),
     )
+    config.backlog = limits.backlog
     if settings.tls_cert_file is not None:
         config.ssl_certfile = settings.tls_cert_file
         config.ssl_keyfile = settings.tls_key_file
@@ -89,16 +94,19 @@ def callers_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
 
 def internal_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     """Of the server for encoders, health checks and scrapes."""
-    return _config(ServedPaths(app, internal=True), settings, proxies=[])
+    return _config(ServedPaths(app, internal=True), settings, protocol_of(settings), proxies=[])
 
 
-def _config(app: ASGIApp, settings: GatewaySettings, *, proxies: list[str]) -> uvicorn.Config:
+def _config(
+    app: ASGIApp, settings: GatewaySettings, protocol: type[BoundedHttpProtocol], *, proxies: list[str]
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol_of(settings),
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # its warnings are of each request that is no HTTP: too many
         access_log=False,
         server_header=False,
         proxy_headers=bool(proxies),

@@ -41,13 +41,13 @@ class _Server(uvicorn.Server):
 async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
     check_tls_files(settings)
-    allow_open_files(settings.max_requests_in_flight)
+    limits = allow_open_files(settings.max_requests_in_flight, settings.max_idle_connections)
     sockets = [bind_tcp(host, port) for host, port in settings.addresses]
     async with run_gateway(settings) as gateway:
         gate = DrainGate(
             create_app(gateway), serves_callers, lambda path, error: error_body(error, chat_form_of(path))
         )
-        servers = [_Server(callers_config(gate, settings))]
+        servers = [_Server(callers_config(gate, settings, limits))]
         if settings.internal_port is not None:
             servers.append(_Server(internal_config(gate, settings)))
         async with asyncio.TaskGroup() as group:

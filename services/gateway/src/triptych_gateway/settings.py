@@ -105,6 +105,8 @@ class GatewaySettings(MediaSettings):
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
     max_requests_in_flight: PositiveInt = 256
+    max_idle_connections: PositiveInt = 2048
+    """Callers' connections without a request that is being answered; beyond them the oldest is closed."""
     max_body_bytes: PositiveInt = 64 << 20
     max_answer_bytes: PositiveInt = 64 << 20
     """Of one answer that is not streamed: it is held until it is whole."""
@@ -222,6 +224,10 @@ class GatewaySettings(MediaSettings):
 
     max_encode_attempts: PositiveInt = 2
     max_dispatch_attempts: PositiveInt = 2
+    resend_to_last_instance: bool = False
+    """Whether a request is sent again although only one instance of its model is left, after another one
+    ended while it had the request. Such a request may then end all instances. Others are never sent to more
+    than two."""
     suspect_s: PositiveFloat = 2.0
     """A prefill_decode that could not be reached is avoided this long."""
     routing_file: Path | None = None

@@ -2,11 +2,20 @@
 
 No redirects, no cookies, no proxies, no decompression. Of an answer that is not read no more than twice
 `READ_AHEAD_BYTES` are taken in; a connection that is given up is aborted, with whatever it has not sent.
+
+A connection whose answer is 5xx is not kept: uvicorn closes it a moment later where the application raised.
+A kept connection may be closed by its server just as the next request is written to it. That request is sent
+once more, to the same instance on a new connection. If the instance refuses that one, it has ended, perhaps
+because of the request: the first failure is raised.
 """
 
+import errno
 import socket
 from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import cast
 
 from aiohttp import (
@@ -16,12 +25,22 @@ from aiohttp import (
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
+    ServerDisconnectedError,
     TCPConnector,
 )
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.connector import Connection
 from aiohttp.helpers import _EXC_SENTINEL as _NONE
+from aiohttp.http import RawResponseMessage
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
+from aiohttp.tracing import Trace
 from yarl import URL
+
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 READ_AHEAD_BYTES = 64 << 10
@@ -29,6 +48,29 @@ MAX_HEADER_BYTES = 16 << 10  # of an answer, for each line
 # What sending a request and reading its answer may raise; the last two where the URL is none.
 UPSTREAM_ERRORS = (ClientError, HttpProcessingError, OSError, ValueError)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_CLOSED_BY_PEER = frozenset({errno.ECONNRESET, errno.EPIPE})
+
+
+class NotSentError(ClientError):
+    """No connection was made: the instance has nothing of the request."""
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One request on its way to one instance."""
+
+    needs_new: bool = False  # no kept connection will do
+    connection: "_Connection | None" = None  # that it was written to; None: to none
+
+    def met_closed_connection(self, error: Exception) -> bool:
+        """Whether its peer had closed the kept connection that it was written to."""
+        if self.connection is None or self.connection.num_requests == 1:
+            return False
+        has_ended = isinstance(error, ServerDisconnectedError | ConnectionResetError)
+        return has_ended or (isinstance(error, OSError) and error.errno in _CLOSED_BY_PEER)
+
+
+_sending: ContextVar[_Sending | None] = ContextVar("sending", default=None)  # of this task
 
 
 def new_client(connect_timeout_s: float, write_timeout_s: float) -> ClientSession:
@@ -62,18 +104,45 @@ async def open_response(
 
     `body` is JSON unless `headers` say otherwise, or empty.
 
-    A request that has begun is never sent again.
-
     Raises:
-        UPSTREAM_ERRORS: it could not be sent, or what came is no answer. Reading the answer raises them too.
+        NotSentError: the instance has not got anything of the request.
+        UPSTREAM_ERRORS: the connection broke off after it was made, or what came is no answer. Reading the
+            answer raises them too.
     """
-    return await client.request(
-        method,
-        URL(url, encoded=True),
-        data=body or None,
-        headers={**_HEADERS, **(headers or {})},
-        allow_redirects=False,
-    )
+    sending = _Sending()
+    try:
+        return await _send(client, sending, url, body, headers, method)
+    except UPSTREAM_ERRORS as error:
+        if sending.connection is None:
+            raise NotSentError(f"{type(error).__name__}: {error}") from error
+        if not sending.met_closed_connection(error):
+            raise
+        log.info("request sent again: its kept connection was closed", url=url, error=repr(error))
+        try:
+            return await _send(client, _Sending(needs_new=True), url, body, headers, method)
+        except UPSTREAM_ERRORS:
+            raise error from None
+
+
+async def _send(
+    client: ClientSession,
+    sending: _Sending,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str] | None,
+    method: str,
+) -> ClientResponse:
+    token = _sending.set(sending)
+    try:
+        return await client.request(
+            method,
+            URL(url, encoded=True),
+            data=body or None,
+            headers={**_HEADERS, **(headers or {})},
+            allow_redirects=False,
+        )
+    finally:
+        _sending.reset(token)
 
 
 class _Connector(TCPConnector):
@@ -88,6 +157,19 @@ class _Connector(TCPConnector):
         )
         self._factory = cast("partial[ResponseHandler]", partial(_Connection, loop=self._loop))
 
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if (sending := _sending.get()) is not None:
+            sending.connection = cast("_Connection", connection.protocol)
+            sending.connection.num_requests += 1
+        return connection
+
+    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+        """A kept connection, if the request may have one."""
+        if (sending := _sending.get()) is not None and sending.needs_new:
+            return None
+        return await super()._get(key, traces)
+
 
 class _Connection(ResponseHandler):
     """Ends at once: an instance that hangs would keep what it has not read of a request for ever.
@@ -95,6 +177,14 @@ class _Connection(ResponseHandler):
     And what is wrong with it, its answer's reader is told too, where aiohttp lets it wait; of an answer that
     is complete, nothing is wrong.
     """
+
+    num_requests = 0
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """An answer's headers are there."""
+        if data[0].code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.force_close()
+        super().feed_data(data, size)
 
     def close(self) -> None:
         self.abort()

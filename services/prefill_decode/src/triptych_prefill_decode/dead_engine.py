@@ -1,7 +1,8 @@
 """HTTP responses once the engine has died: 503, or a connection that breaks off.
 
-vLLM's own answer, 500 or an error event with `[DONE]`, reads as if the request were at fault. It is not:
-another instance can serve it, as long as no token is out.
+vLLM's own answer, 500 or an error event with `[DONE]`, hides that the engine has died. As long as no token is
+out, another instance can serve the request. The code tells the gateway whether the request may be at fault:
+`engine_died` if the engine died while it had the request, `engine_dead` if it had died before.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class DeadEngineMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_begun = False
+        has_begun, came_late = False, self._is_dead()
 
         async def send_while_alive(message: Message) -> None:
             nonlocal has_begun
@@ -46,12 +47,12 @@ class DeadEngineMiddleware:
                 raise
             log.info("request failed: engine dead", error=repr(error))
         if not has_begun:
-            await _answer_dead(send)
+            await _answer_dead(send, "engine_dead" if came_late else "engine_died")
         # What has begun and was not ended breaks off: the server closes its connection.
 
 
-async def _answer_dead(send: Send) -> None:
-    body = orjson.dumps(RequestError(503, "engine_dead", "the engine of this instance is dead").body())
+async def _answer_dead(send: Send, code: str) -> None:
+    body = orjson.dumps(RequestError(503, code, "the engine of this instance is dead").body())
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import ClientSession
 
 from tests.support.waiting import until
-from triptych_gateway.chat.upstream import DrainingError, UnreachableError, open_answer
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.chat.upstream import BrokenOffError, DrainingError, UnreachableError, open_answer
 from triptych_gateway.upstream_client import READ_AHEAD_BYTES, UPSTREAM_ERRORS, new_client
 
 EVENT = b'data: {"choices": []}\n\n'
@@ -31,6 +32,7 @@ class Server:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.url = ""
+        self.stop: Callable[[], None] = lambda: None
         self.num_connections = self.num_requests = self.num_closed = 0
         self.heads: list[bytes] = []
 
@@ -54,6 +56,7 @@ class Server:
 async def serving(answer: Answer) -> AsyncIterator[tuple[Server, ClientSession]]:
     server = Server(answer)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.stop = listener.close
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     async with asyncio.timeout(LIMIT_S), new_client(2.0, 5.0) as client:
         yield server, client
@@ -92,16 +95,16 @@ def sends(*pieces: bytes, closes: bool = True) -> Answer:
     ],
     ids=lambda answer: repr(answer[:60]),
 )
-async def test_what_is_no_answer_means_unreachable(answer: bytes, stream: bool) -> None:
+async def test_what_is_no_answer_means_broken_off(answer: bytes, stream: bool) -> None:
     async with serving(sends(answer)) as (server, client):
-        with pytest.raises(UnreachableError):
+        with pytest.raises(BrokenOffError):
             await open_answer(client, server.url, b"{}", {}, stream=stream, max_bytes=MAX_BYTES)
         assert server.num_requests == 1  # it may have been served: it is not sent again
 
 
 async def test_a_whole_answer_without_a_length_might_be_cut_off() -> None:
     async with serving(sends(b'HTTP/1.1 200 OK\r\n\r\n{"half"')) as (server, client):
-        with pytest.raises(UnreachableError):
+        with pytest.raises(BrokenOffError):
             await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
 
 
@@ -190,19 +193,71 @@ async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
         assert (server.num_connections, server.num_requests) == (2, 2)
 
 
-async def test_a_connection_that_ends_as_it_is_used_again_is_unreachable_and_not_tried_again() -> None:
-    """Whether the instance took the request cannot be known; the caller may go to another."""
+async def test_a_request_on_a_kept_connection_that_ends_is_sent_once_more_on_a_new_one() -> None:
+    """Not on another kept one, which may have ended as well."""
+    both_wait = asyncio.Barrier(2)
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if server.num_requests == 3:
+            raise ConnectionError("as planned")
+        if server.num_requests < 3:
+            await both_wait.wait()
+        writer.write(WHOLE)
+
+    async def ask() -> None:
+        with await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES) as opened:
+            assert opened.first == b"{}"
+
+    async with serving(answer) as (server, client):
+        await asyncio.gather(ask(), ask())
+        await ask()
+        assert (server.num_connections, server.num_requests) == (3, 4)
+
+
+async def test_an_instance_that_ends_with_a_request_on_a_kept_connection_has_broken_off() -> None:
+    """The new connection is refused: the instance is gone, and it had the request."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if server.num_requests == 2:
+            server.stop()
             raise ConnectionError("as planned")
         writer.write(WHOLE)
 
     async with serving(answer) as (server, client):
         (await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)).close()
-        with pytest.raises(UnreachableError):
+        with pytest.raises(BrokenOffError):
             await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
+        with pytest.raises(UnreachableError) as refused:
+            await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
+        assert not isinstance(refused.value, BrokenOffError)
         assert (server.num_connections, server.num_requests) == (1, 2)
+
+
+async def test_a_request_is_sent_no_third_time() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if server.num_requests > 1:
+            raise ConnectionError("as planned")
+        writer.write(WHOLE)
+
+    async with serving(answer) as (server, client):
+        (await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)).close()
+        with pytest.raises(BrokenOffError):
+            await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
+        assert server.num_requests == 3
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_connection_whose_answer_is_5xx_is_not_used_again(status: int) -> None:
+    """uvicorn closes it a moment later, where the application has raised."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\n{}" % status)
+
+    async with serving(answer) as (server, client):
+        for _ in range(2):
+            with pytest.raises((RequestError, UnreachableError)):
+                await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
+        assert (server.num_connections, server.num_requests) == (2, 2)
 
 
 async def test_neither_redirects_nor_cookies_nor_compression() -> None:

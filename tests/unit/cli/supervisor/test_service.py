@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from triptych_cli.supervisor.rotating_log import RotatingLog
 from triptych_cli.supervisor.service import Backoff, Service
 from triptych_cli.supervisor.state import ALLOWED, ServiceState
 from triptych_cli.system.topology import HttpReady, ServiceSpec
@@ -34,7 +35,7 @@ def make_service(changes: list[ServiceState], state: ServiceState | None = None)
         spec,
         env={},
         cwd=Path("/"),
-        log_file=Path("/one.log"),
+        log_output=RotatingLog(Path("/one.log"), 1),
         on_change=lambda: changes.append(service.status.state),
     )
     if state is not None:

@@ -40,7 +40,7 @@ def private_layout() -> Iterator[RunLayout]:
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             folders.append(folder)
-        layout = RunLayout(*folders)
+        layout = RunLayout(folders[0], folders[1])
         descriptor = os.open(layout.state_dir, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # `sweep` leaves a locked folder alone

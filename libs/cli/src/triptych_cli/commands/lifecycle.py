@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from triptych_cli.roles import is_named
 from triptych_cli.settings import LOOPBACK, CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.launch import prepare
+from triptych_cli.supervisor.rotating_log import RotatingLog, older_log
 from triptych_cli.supervisor.state import HostStatus, SystemStatus
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.joining import JoinError, join_target
@@ -169,17 +171,28 @@ def logs(service: str, follow: bool, num_lines: int) -> int:
     command = ["tail", "-n", str(num_lines), *(["-F"] if follow else []), str(file)]
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
-        return subprocess.run(command, check=False).returncode
+        num_earlier = num_lines - _count_lines(file)
+        if num_earlier > 0 and older_log(file).exists():  # the log was rotated a moment ago
+            subprocess.run(["tail", "-n", str(num_earlier), str(older_log(file))], check=False)
+        # `tail` reports each rotation on stderr, as a file that is gone.
+        return subprocess.run(command, check=False, stderr=subprocess.DEVNULL if follow else None).returncode
     return 0
+
+
+def _count_lines(file: Path) -> int:
+    with file.open("rb") as lines:
+        return sum(1 for _ in lines)
 
 
 def supervise(options: SystemOptions, progress_fd: int) -> int:
     """The daemon itself."""
-    setup_logging(SUPERVISOR, SUPERVISOR)  # stderr is its log file
     settings = CliSettings()
+    layout = lasting_layout(settings)
+    log = RotatingLog(layout.log_file(SUPERVISOR), layout.log_max_bytes)  # stderr is its first file
+    setup_logging(SUPERVISOR, SUPERVISOR, stream=io.TextIOWrapper(io.BufferedWriter(log)))
     pipe = daemon.StartReportPipe(progress_fd)
     try:
-        launch = prepare(options, lasting_layout(settings), deployment=settings.deployment)
+        launch = prepare(options, layout, deployment=settings.deployment)
     except LaunchError as error:
         pipe.send(daemon.StartReport(kind="failed", message=str(error)))
         return 1

@@ -5,6 +5,7 @@ supervisor   all services of a topology: start in order, stop in waves; the run 
 service      one service: start, wait until ready, restart with growing delays, stop
 readiness    the probes of the readiness conditions
 process      one child process with its session and its shared memory
+rotating_log its log: a pipe, and files that are rotated while it runs
 state        the states of a service, and the state file
 daemon       the process that `up` leaves behind: its progress pipe, and how `down` ends it
 control      restart requests to the daemon, over a Unix socket

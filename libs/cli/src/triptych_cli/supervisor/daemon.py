@@ -20,6 +20,7 @@ from triptych_cli.settings import caller_environment
 from triptych_cli.supervisor.control import serving_requests
 from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import is_same_session, session_members
+from triptych_cli.supervisor.rotating_log import shift_logs
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, read_status, try_write_status
 from triptych_cli.supervisor.supervisor import (
@@ -27,7 +28,6 @@ from triptych_cli.supervisor.supervisor import (
     clear_leftovers,
     ended_by_signals,
     is_supervised,
-    rotate_log,
     run_directory,
 )
 from triptych_cli.system.layout import SUPERVISOR, RunLayout
@@ -107,9 +107,9 @@ def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[s
     layout.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_file = layout.log_file(SUPERVISOR)
     if log_file.exists():
-        rotate_log(log_file)
+        shift_logs(log_file)
     reading, writing = os.pipe()
-    with log_file.open("wb") as log:
+    with log_file.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), options],
             stdin=subprocess.DEVNULL,

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from triptych_cli.supervisor.rotating_log import LogPipe, RotatingLog
 from triptych_common.runtime.liveness import Activity, activity_of
 
 POSIX_SHARED_MEMORY = Path("/dev/shm")
 KILL_ROUNDS = 50
 SESSION_INTERVAL_S = 0.1
+LOG_END_S = 1.0  # for the last lines; a process that has left the session may keep the log open
 REST_OF_SESSION_S = 3.0  # Python's resource tracker ends after the process that it cleans up for
 
 _PR_SET_PDEATHSIG = 1
@@ -118,27 +120,31 @@ def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
 class ChildProcess:
     """A started child. `stop_session` may be called from several places; it always ends."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log_pipe: LogPipe) -> None:
         self._process = process
+        self._log_pipe = log_pipe
         self._memory: set[Path] = set()
 
     @classmethod
     async def start(
-        cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_file: Path
+        cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: RotatingLog
     ) -> "ChildProcess":
         """Raises OSError when `argv[0]` cannot be executed."""
-        with log_file.open("ab") as log:
+        pipe = LogPipe(log)
+        try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 env=dict(env),
                 cwd=cwd,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=pipe.writing,
+                stderr=pipe.writing,
                 start_new_session=True,
                 preexec_fn=_set_parent_death_signal,
             )
-        return cls(process)
+        finally:
+            pipe.close_writing()
+        return cls(process, pipe)
 
     @property
     def pid(self) -> int:
@@ -193,6 +199,7 @@ class ChildProcess:
                 break
             await asyncio.sleep(SESSION_INTERVAL_S)
         remove(memory)
+        await asyncio.to_thread(self._log_pipe.wait_end, LOG_END_S)
         return num_killed
 
     def kill_session(self) -> None:

@@ -11,6 +11,7 @@ import psutil
 
 from triptych_cli.supervisor.process import ChildProcess
 from triptych_cli.supervisor.readiness import Probe, probe_for
+from triptych_cli.supervisor.rotating_log import RotatingLog
 from triptych_cli.supervisor.state import ALLOWED, RUNNING, LastEnd, ServiceState, ServiceStatus
 from triptych_cli.system.topology import RedisAnswers, ServiceSpec, StoreAnswers
 from triptych_common.domain.transitions import check_transition
@@ -60,14 +61,14 @@ class Service:
         *,
         env: Mapping[str, str],
         cwd: Path,
-        log_file: Path,
+        log_output: RotatingLog,
         on_change: Callable[[], None],
         backoff: Backoff | None = None,
     ) -> None:
         self.spec = spec
         self.ready = asyncio.Event()  # set at the first readiness, never cleared
         self.start_failure: StartFailedError | None = None
-        self._env, self._cwd, self._log_file = env, cwd, log_file
+        self._env, self._cwd, self._log_output = env, cwd, log_output
         self._on_change = on_change
         self._backoff = backoff or Backoff()
         self._stopping = asyncio.Event()
@@ -81,7 +82,7 @@ class Service:
             name=spec.name,
             state=ServiceState.WAITING,
             since=time.time(),
-            log_file=str(log_file),
+            log_file=str(log_output.file),
             is_registered=not isinstance(spec.ready, RedisAnswers | StoreAnswers),
             metrics_port=spec.metrics_port,
             metrics_host=spec.metrics_host,
@@ -110,7 +111,7 @@ class Service:
             self._note_end(failure)
             self._settle_restart(failure)
             if not self.ready.is_set():
-                self.start_failure = StartFailedError(self.spec.name, failure, self._log_file)
+                self.start_failure = StartFailedError(self.spec.name, failure, self._log_output.file)
                 self._move_to(ServiceState.STOPPED, failure)
                 return
             delay_s = self._backoff.next_delay_s(ready_s)
@@ -177,7 +178,7 @@ class Service:
                 return "", 0.0
             try:
                 child = await ChildProcess.start(
-                    self.spec.argv, env=self._env, cwd=self._cwd, log_file=self._log_file
+                    self.spec.argv, env=self._env, cwd=self._cwd, log=self._log_output
                 )
             except OSError as error:
                 return f"could not be started: {error}", 0.0

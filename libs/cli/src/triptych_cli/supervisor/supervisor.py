@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from triptych_cli.supervisor.process import end_sessions, is_same_session
+from triptych_cli.supervisor.rotating_log import RotatingLog, shift_logs
 from triptych_cli.supervisor.service import Service
 from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
 from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, SUPERVISOR, RunLayout
@@ -48,7 +49,7 @@ class Supervisor:
                 spec,
                 env={**spec.env_defaults, **env, **spec.env},
                 cwd=cwd,
-                log_file=layout.log_file(spec.name),
+                log_output=RotatingLog(layout.log_file(spec.name), layout.log_max_bytes),
                 on_change=self._report,
             )
             for spec in topology.services
@@ -222,7 +223,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # which engines load
         for file in layout.logs_dir.glob("*.log"):
             if file != layout.log_file(SUPERVISOR):  # the caller's own, which it writes already
-                rotate_log(file)
+                shift_logs(file)
         try:
             yield
         finally:
@@ -258,8 +259,3 @@ def clear_leftovers(layout: RunLayout) -> int:
         else:
             left.unlink(missing_ok=True)
     return num_killed
-
-
-def rotate_log(file: Path) -> None:
-    """Keep the log of the run before as `NAME.log.1`."""
-    file.replace(file.with_suffix(".log.1"))

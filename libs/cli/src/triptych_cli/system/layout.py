@@ -17,6 +17,7 @@ class RunLayout:
 
     run_dir: Path
     state_dir: Path
+    log_max_bytes: int = 64 << 20  # of each service's logs
 
     @property
     def redis_socket(self) -> Path:
@@ -79,4 +80,4 @@ class RunLayout:
 
 def lasting_layout(settings: CliSettings) -> RunLayout:
     """The folders of the system that `up` starts."""
-    return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name)
+    return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name, settings.log_max_bytes)

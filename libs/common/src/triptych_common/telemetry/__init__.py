@@ -10,6 +10,7 @@ trace_files   the files of these lines: names, locks, how much of the disk they 
 trace_reader  reads one request's trace back from them
 waterfall     draws it as text
 logs          constant text with fields, as JSON or for a terminal
+limited_log   lines that callers cause: the first few of each reason, then a count
 metrics       Prometheus' registry of one service
 plain_histogram  a histogram that costs little
 """

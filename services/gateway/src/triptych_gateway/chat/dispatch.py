@@ -1,7 +1,7 @@
 """What is sent to an instance for one request, and to which instances it may go."""
 
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.protocol.ids import RequestId
@@ -16,6 +16,7 @@ from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.text_request import TextRequest
+from triptych_gateway.routing.instances import InstanceLosses
 from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import Variant, VariantReason
@@ -49,6 +50,7 @@ class Arrival:
     variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
     variant_reason: VariantReason | None = None
     left: frozenset[tuple[str, str]] = frozenset()  # keys of the variants that it has left
+    losses: InstanceLosses = field(default_factory=InstanceLosses)
 
 
 @dataclass(frozen=True, slots=True)

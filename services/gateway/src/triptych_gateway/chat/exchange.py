@@ -14,8 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Generic, LiteralString, TypeVar, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -24,6 +24,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import get_logger
+from triptych_common.telemetry.limited_log import LimitedLog
 from triptych_common.telemetry.random_ids import random_id
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
@@ -83,6 +84,7 @@ class ChatParts:
     chunk_timeout_s: float
     cut_off: CutOff  # for when the time to drain is over
     recents: RecentRequests | None = None  # None: nobody looks at requests
+    refusals: LimitedLog = field(default_factory=lambda: LimitedLog(log))
 
 
 class Exchange(ABC, Generic[Request]):
@@ -120,7 +122,7 @@ class Exchange(ABC, Generic[Request]):
                 status = CLIENT_CLOSED_REQUEST
                 root.on_error("client_disconnected")
                 metrics.disconnects.inc()
-                log.info("client went away", request_id=self._request_id, **self._caller.fields)
+                self._log_refusal("client went away", "", request_id=self._request_id)
             except RequestError as error:
                 root.on_error(error.code)
                 status = await self._answer_error(error, client)
@@ -265,14 +267,14 @@ class Exchange(ABC, Generic[Request]):
 
     async def _answer_error(self, error: RequestError, client: ClientStream) -> int:
         address = address_of(self._scope)
-        log.info(
+        self._log_refusal(
             "request refused",
+            error.code,
             request_id=self._request_id,
             status=error.status_code,
             code=error.code,
             param=error.param,
             client=None if address is None else str(address),
-            **self._caller.fields,
         )
         form = self._endpoint.chat_form
         try:
@@ -283,8 +285,13 @@ class Exchange(ABC, Generic[Request]):
                     answer = error_response(error, self._echo, form)
                     await answer(self._scope, self._receive, self._send)
         except (TimeoutError, ClientDisconnect):
-            log.info("client does not read", request_id=self._request_id)
+            self._log_refusal("client does not read", "", request_id=self._request_id)
         return error.status_code
+
+    def _log_refusal(self, text: LiteralString, reason: str, /, **fields: object) -> None:
+        """Callers cause such lines, without a key too: of each reason and key so many are written."""
+        key_name = self._caller.key_name or ""
+        self._parts.refusals.info(text, reason, key_name, **fields, **self._caller.fields)
 
 
 class ChatExchange(Exchange[ChatRequest]):

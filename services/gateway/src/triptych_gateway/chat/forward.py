@@ -1,7 +1,8 @@
 """Sends a prepared request to the instances of its route, and their answer to the client.
 
-An instance that cannot be reached, or goes away before its first token, costs the caller nothing
-but time: `routing.routes` gives the next route to try.
+An instance that cannot be reached costs the caller nothing but time: `routing.routes` gives the next route to
+try. An instance that ends while it has the request may have ended because of it: such a request is sent again
+once at most.
 """
 
 from collections.abc import Set
@@ -14,7 +15,7 @@ from triptych_common.telemetry import get_logger, span
 from triptych_gateway.chat.dispatch import Dispatch
 from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.chat.stage_bodies import undivided_field
-from triptych_gateway.chat.stages import KV_FAILURES, PREFIX_NOT_HELD, StageFailedError, Stages
+from triptych_gateway.chat.stages import BROKE_OFF, KV_FAILURES, PREFIX_NOT_HELD, StageFailedError, Stages
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer
@@ -26,10 +27,10 @@ from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.instances import Instances, Life
 from triptych_gateway.routing.pairs import announced
 from triptych_gateway.routing.router import ServingStage
-from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
+from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
 from triptych_gateway.routing.variants import VariantReason
 from triptych_gateway.routing.ways import Way, WayReason
 from triptych_gateway.transfers.transfer_orders import TransferOrders
@@ -87,6 +88,7 @@ class Forwarder:
             variant_reason=(
                 dispatch.arrival.variant_reason if prior is None else VariantReason.STORED_RESPONSE
             ),
+            losses=dispatch.arrival.losses,
         )
         again: Route | None = None  # of the same KV cache
         handover: dict[str, Any] | None = None
@@ -137,6 +139,16 @@ class Forwarder:
         elif error.reason in KV_FAILURES or error.reason == "handover_failed":
             log.warning("decode instance did not take over", error=str(error), **fields)
             choice.on_handover_failed(route)
+        elif error.reason == BROKE_OFF:
+            choice.on_broke_off(record)
+            num_lost = len(choice.losses.lives)
+            log.warning(
+                "instance broke off while it had a request",
+                error=str(error),
+                num_lost=num_lost,
+                **dispatch.arrival.caller.fields,
+                **fields,
+            )
         elif error.error is not None:
             log.warning("instance failed at a stage", error=str(error), **fields)
             choice.on_failed(record, error.error)

@@ -265,7 +265,15 @@ class MediaServing:
         course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
         try:
             with span("gateway.encode_wait"):
-                await self._wait_sizes(request, media_wait, encode_wait, chosen)
+                # Refused first: what could not be encoded in time, and a prompt whose text alone is too long.
+                media_wait.raise_failure()
+                await self.orders.admission.admit(media_wait, self.orders.items_of(media_wait))
+                if request.endpoint.is_computed and self.orders.lacks_job(media_wait):
+                    num_rows, limit_s = media_wait.num_rows, self.tokenize_timeout_s
+                    await check_prompt_length(
+                        self.http, chosen, request, num_rows, limit_s, arrival.losses.add
+                    )
+                await encode_wait.wait_sizes()
             arrival.root.end_stage(Stage.SIZES)
             self.decisions.on_sizes(media_wait)
             await race(
@@ -323,18 +331,6 @@ class MediaServing:
             route = await self.forwarder.forward(dispatch, client)
         if request.endpoint.is_computed and arrival.prior is None:
             self.decisions.on_encoded_here(request, media_wait, route.first)
-
-    async def _wait_sizes(
-        self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord
-    ) -> None:
-        """Refused first: what could not be encoded in time, and a prompt whose text alone is too long."""
-        media_wait.raise_failure()
-        await self.orders.admission.admit(media_wait, self.orders.items_of(media_wait))
-        if request.endpoint.is_computed and self.orders.lacks_job(media_wait):
-            await check_prompt_length(
-                self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s
-            )
-        await encode_wait.wait_sizes()
 
     def _with_metadata(
         self,

@@ -33,6 +33,7 @@ from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.stage_bodies import decode_body, handover_of, prefill_body, without_handover
 from triptych_gateway.chat.upstream import (
     Answer,
+    BrokenOffError,
     DrainingError,
     UnreachableError,
     first_event_error,
@@ -48,6 +49,7 @@ from triptych_gateway.routing.routes import Route
 from triptych_gateway.routing.ways import WayReason
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
+BROKE_OFF = "broke_off"  # while it had the request
 PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
 KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes of who decodes
 ITEM_FAILURE_GRACE_S = 0.1
@@ -197,7 +199,7 @@ class Stages:
         except DrainingError as error:
             raise StageFailedError(record, stage, "draining", str(error)) from error
         except UnreachableError as error:
-            reason = "unreachable"
+            reason = BROKE_OFF if isinstance(error, BrokenOffError) else "unreachable"
             if error.code == PREFIX_NOT_HELD:
                 reason = PREFIX_NOT_HELD
             elif stage is ServingStage.DECODE and error.code in KV_FAILURES:

@@ -20,11 +20,12 @@ from triptych_gateway.chat.sse import EventCutter, error_in_first_event
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
-from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
+from triptych_gateway.upstream_client import UPSTREAM_ERRORS, NotSentError, open_response
 
 log = get_logger(__name__)
 
 _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: another instance may take it
+ENGINE_DIED = "engine_died"  # prefill_decode's code for a request that its engine had as it died
 # vLLM's for a prompt that is too long, which it finds in several places and gives no code.
 NO_ROUTE_PHRASES = (None, "Not Found")  # its 404 for a path that it does not serve with this model
 TOO_LONG_PHRASES = (
@@ -46,6 +47,10 @@ class UnreachableError(TriptychError):
         """`status`, and `code` of its error: of the answer that refuses the request, if there was one."""
         super().__init__(detail)
         self.status, self.code = status, code
+
+
+class BrokenOffError(UnreachableError):
+    """The connection ended, or the engine died, while the instance had the request: perhaps because of it."""
 
 
 class DrainingError(UnreachableError):
@@ -103,6 +108,7 @@ async def open_answer(
 
     Raises:
         UnreachableError: no answer has begun; another instance may be tried. In no case anything stays open.
+        BrokenOffError: likewise, and this one may have ended because of the request.
         DrainingError: likewise, and this one is going away.
         RequestError: prefill_decode refused the request (4xx), or failed at it (503); 413, a whole answer has
             more than `max_bytes`.
@@ -110,8 +116,10 @@ async def open_answer(
     try:
         url = base_url.rstrip("/") + (endpoint.path if path is None else path)
         response = await open_response(client, url, body, headers, endpoint.methods[0])
+    except NotSentError as error:
+        raise UnreachableError(str(error)) from error
     except UPSTREAM_ERRORS as error:
-        raise UnreachableError(f"{type(error).__name__}: {error}") from error
+        raise BrokenOffError(f"{type(error).__name__}: {error}") from error
     try:
         return await _begin(response, endpoint, stream, max_bytes)
     except BaseException:
@@ -126,16 +134,17 @@ async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max
             raise DrainingError(f"status {response.status}")
         if response.status in _NOT_NOW:
             code = await _code_of(response)
-            raise UnreachableError(f"status {response.status}", response.status, code)
+            kind = BrokenOffError if code == ENGINE_DIED else UnreachableError
+            raise kind(f"status {response.status}", response.status, code)
         if response.status >= 300:
             raise upstream_error(response.status, await _read_some(response), endpoint)
         if not stream:
             return Answer(_content_type(response), await _read_whole(response, max_bytes), response, cutter)
         first = await _next_events(response, cutter)
     except UPSTREAM_ERRORS as error:
-        raise UnreachableError(f"{type(error).__name__}: {error}") from error
+        raise BrokenOffError(f"{type(error).__name__}: {error}") from error
     if not first:
-        raise UnreachableError("the answer ended before its first event")
+        raise BrokenOffError("the answer ended before its first event")
     fault = error_in_first_event(first)
     if fault is not None:
         raise first_event_error(fault, endpoint)
@@ -152,7 +161,7 @@ async def _next_events(response: ClientResponse, cutter: EventCutter) -> bytes:
 async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
     """The body. One that ends with its connection might as well have been cut off."""
     if response.content_length is None and "chunked" not in response.headers.get("Transfer-Encoding", ""):
-        raise UnreachableError("the answer has no length")
+        raise BrokenOffError("the answer has no length")
     pieces, num_bytes = list[bytes](), 0
     while piece := await response.content.readany():
         pieces.append(piece)

@@ -18,7 +18,7 @@ ABOUT = (
     " of the Messages API in Anthropic's."
 )
 # What may become of a request that is forwarded, besides its answer.
-FORWARDED_ERRORS = (400, 404, 408, 413, 422, 429, 500, 501, 503, 504)
+FORWARDED_ERRORS = (400, 404, 408, 413, 422, 429, 500, 501, 502, 503, 504)
 _KEY = "api_key"
 _PLAIN_KEY = "plain_api_key"
 _REF = "#/components/schemas/{model}"

@@ -9,6 +9,7 @@ prefill_decode checks the whole prompt again. What callers have tokenized is bou
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.endpoints.table import COUNT_TOKENS, TOKENIZE_PATH
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import text_of
-from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
+from triptych_gateway.upstream_client import UPSTREAM_ERRORS, NotSentError, open_response
 
 log = get_logger(__name__)
 
@@ -71,9 +72,17 @@ def check_tokenized_text(num_bytes: int, max_model_len: int | None) -> None:
 
 
 async def check_prompt_length(
-    client: ClientSession, record: InstanceRecord, request: ChatRequest, num_rows: int, timeout_s: float
+    client: ClientSession,
+    record: InstanceRecord,
+    request: ChatRequest,
+    num_rows: int,
+    timeout_s: float,
+    on_broke_off: Callable[[InstanceRecord], None],
 ) -> None:
     """Refuse `request` if its text is too long beside `num_rows`. What is not known passes.
+
+    Args:
+        on_broke_off: called with `record` if the instance ends while it counts.
 
     Raises:
         RequestError: 400.
@@ -90,6 +99,8 @@ async def check_prompt_length(
         async with asyncio.timeout(timeout_s):
             num_tokens = await _count(client, (record.url or "").rstrip("/") + path, body)
     except UPSTREAM_ERRORS as error:
+        if not isinstance(error, NotSentError | TimeoutError):
+            on_broke_off(record)
         log.warning(
             "prompt tokens not counted by prefill_decode", instance=record.instance, error=repr(error)
         )

@@ -1,4 +1,4 @@
-"""The instances that requests go to, by variant, and how long a request waits for one."""
+"""The instances that requests go to, by variant, how long a request waits for one, and which it has lost."""
 
 import asyncio
 from collections.abc import Callable, Set
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import Modality
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routing.pairs import instances_of
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.route_demand import RouteDemand
-from triptych_gateway.routing.router import TOWER_ROLES, Router, ServingStage
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, Router, ServingStage
 from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.routing.variants import (
     RankedVariants,
@@ -22,6 +22,8 @@ from triptych_gateway.routing.variants import (
     rank_variants,
 )
 
+Life = tuple[str, str]  # (instance, boot id)
+MAX_LOSSES = 2  # the first one, and where the request is sent again
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
 
@@ -39,6 +41,7 @@ class Instances:
     grace_s: float
     max_attempts: int  # instances that could not be reached, for one request
     models: ServedModels = field(default_factory=ServedModels)
+    resends_to_last: bool = False  # a request with which an instance ended, to the last one of its model
 
     async def wait_model(self, model: str) -> None:
         """Until `model` is served.
@@ -161,3 +164,40 @@ class Instances:
         if self.view.models and model not in self.view.models_seen:
             return model_not_found(model)
         return RequestError(503, "no_instance", "no instance that serves this model is available", "model")
+
+
+@dataclass(slots=True)
+class InstanceLosses:
+    """Instances that ended, or seemed to, while they had one request. All choices for the request share it.
+
+    The request may be at fault. It is sent again once, and only where another instance would still serve its
+    model if that one ended as well (`Instances.resends_to_last`: also where none would).
+    """
+
+    lives: dict[Life, ServingStage] = field(default_factory=dict)
+
+    def add(self, record: InstanceRecord) -> None:
+        """It had the request."""
+        self.lives[life_of(record)] = stage_of(record)
+
+    @property
+    def are_too_many(self) -> bool:
+        """Nothing is sent again any more."""
+        return len(self.lives) >= MAX_LOSSES
+
+    def error(self) -> RequestError:
+        """What the caller gets. No 503: the same request again may end the next instance."""
+        message = (
+            f"an instance broke off while it had this request (instances in all: {len(self.lives)}). The "
+            "request may be the cause: it is not sent to another"
+        )
+        return RequestError(502, "instance_lost", message)
+
+
+def life_of(record: InstanceRecord) -> Life:
+    return record.instance, record.boot_id
+
+
+def stage_of(record: InstanceRecord) -> ServingStage:
+    """What it can do of a request."""
+    return next(stage for stage, roles in STAGE_ROLES.items() if record.role in roles)

@@ -8,15 +8,13 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.errors import unavailable
-from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.instances import InstanceLosses, Instances, Life, life_of, stage_of
 from triptych_gateway.routing.pairs import fits
 from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.routing.ways import LeastLoad, Load, Way, WayPolicy, WayReason, decide
-
-Life = tuple[str, str]  # (instance, boot id)
 
 WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.DECODE
 
@@ -77,6 +75,7 @@ class RouteChoice:
     variant: Variant | None = None  # for which the media are named; None: text only, one after the other
     variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
     policy: WayPolicy = field(default_factory=LeastLoad)
+    losses: InstanceLosses = field(default_factory=InstanceLosses)
     _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
@@ -92,6 +91,8 @@ class RouteChoice:
         Raises:
             RequestError: there is no instance (any more), or none that does what the request asks for.
         """
+        if self.losses.are_too_many:
+            raise self.losses.error()
         route = self.pick()
         if route is None and self._may_refresh and self.only is None:
             self._may_refresh = False
@@ -99,6 +100,8 @@ class RouteChoice:
             route = self.pick()
         if route is not None:
             return route
+        if self.losses.lives:
+            raise self.losses.error()
         if self._num_handovers_failed > self._num_failed:
             raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
         if self._error is not None:
@@ -111,33 +114,39 @@ class RouteChoice:
 
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
-        self._tried.add(_life(record))
+        self._tried.add(life_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
 
+    def on_broke_off(self, record: InstanceRecord) -> None:
+        """It ended, or seemed to, while it had the request: see `InstanceLosses`."""
+        self.losses.add(record)
+        self.on_unreachable(record)
+
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
         """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
-        self._tried.add(_life(record))
+        self._tried.add(life_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self._error = error
 
     def on_draining(self, record: InstanceRecord) -> None:
         """It did nothing with the request: this costs no attempt."""
-        self._tried.add(_life(record))
+        self._tried.add(life_of(record))
         self._may_refresh = True
 
     def on_handover_failed(self, route: Route) -> None:
         """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
         self._num_handovers_failed += 1
-        self._doubtful |= {_life(route.first), _life(route.answering)}
+        self._doubtful |= {life_of(route.first), life_of(route.answering)}
         self._failed |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
         """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
         decode = self._pick_of([each for each in self._able(DECODE) if fits(route.first, each)], DECODE)
-        return None if decode is None else replace(route, decode=decode)
+        picked = None if decode is None else replace(route, decode=decode)
+        return picked if picked is not None and self._may_lose(picked) else None
 
     def pick(self) -> Route | None:
         """As `next_route`, from what is known now.
@@ -146,7 +155,7 @@ class RouteChoice:
             RequestError: the instances that are there do not do what the request asks for.
         """
         if self.only is not None:
-            if self._tried or self._num_handovers_failed:
+            if self._tried or self._num_handovers_failed or self.losses.lives:
                 return None
             return Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
         first, self.first = self.first, None
@@ -154,7 +163,7 @@ class RouteChoice:
         for within in self._allowed():
             self._within = within
             route = self._pick_within(first, held_by)
-            if route is not None:
+            if route is not None and self._may_lose(route):
                 return route
         return None
 
@@ -202,7 +211,7 @@ class RouteChoice:
 
     def _pick_within(self, first: InstanceRecord | None, held_by: Life | None) -> Route | None:
         for record in self._able(DECODE) if held_by is not None else ():
-            if _life(record) == held_by:
+            if life_of(record) == held_by:
                 return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
         if first is not None and self._stays(first):
             route = self._route_from(first, self._reason_of_first())
@@ -216,9 +225,13 @@ class RouteChoice:
         return None if found is None else self._route_from(*found)
 
     def _stays(self, record: InstanceRecord) -> bool:
-        """It neither leaves, nor has another taken its name. That the registry has lost it says nothing."""
+        """It has not ended with the request, does not leave, and no other instance has taken its name. The
+        registry may have lost it.
+        """
+        if life_of(record) in self.losses.lives:
+            return False
         named = (each for each in self.instances.view.records if each.instance == record.instance)
-        return all(_life(each) == _life(record) and not each.draining for each in named)
+        return all(life_of(each) == life_of(record) and not each.draining for each in named)
 
     def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
         whole, served_by = self._able(WHOLE), self.demand.served_by
@@ -278,7 +291,8 @@ class RouteChoice:
             each
             for each in view.serving_of(demand.model, stage)
             if (self._within is None or each.instance in self._within)
-            and _life(each) not in self._tried
+            and life_of(each) not in self._tried
+            and life_of(each) not in self.losses.lives
             and demand.namespace_digest in (None, each.namespace_digest)
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
             and (is_decode or demand.takes <= each.item_limits.keys())
@@ -286,7 +300,29 @@ class RouteChoice:
         if stage is PREFILL and able:
             decodes = self._able(DECODE)
             able = [each for each in able if any(fits(each, decode) for decode in decodes)]
-        return [each for each in able if _life(each) not in self._doubtful] or able
+        return [each for each in able if life_of(each) not in self._doubtful] or able
+
+    def _may_lose(self, route: Route) -> bool:
+        """Whether the request may go there although an instance has ended with it.
+
+        Where that was half of a pair, the other half may be the only one of its stage.
+        """
+        lost = set(self.losses.lives.values())
+        if not lost or self.instances.resends_to_last:
+            return True
+        asked = [each for each in (route.first, route.answering) if WHOLE in lost or stage_of(each) in lost]
+        return all(map(self._is_served_without, asked))
+
+    def _is_served_without(self, record: InstanceRecord) -> bool:
+        """Whether the model is served though `record` ends, and those that have ended with the request."""
+        gone, now = {*self.losses.lives, life_of(record)}, time.monotonic()
+        left = {
+            stage
+            for stage in ServingStage
+            for each in self.instances.view.serving_of(self.demand.model, stage)
+            if life_of(each) not in gone and not self.instances.router.is_suspect(each.instance, now)
+        }
+        return WHOLE in left or left >= {PREFILL, DECODE}
 
     def _pick_of(self, records: Sequence[InstanceRecord], stage: ServingStage) -> InstanceRecord | None:
         demand, is_decode = self.demand, stage is DECODE
@@ -323,10 +359,6 @@ class RouteChoice:
             )
         message = f"{name} is not served here: no instance of this model prefills and decodes"
         return RequestError(400, "unsupported", message, name)
-
-
-def _life(record: InstanceRecord) -> Life:
-    return record.instance, record.boot_id
 
 
 def _way_alone(record: InstanceRecord) -> Way:

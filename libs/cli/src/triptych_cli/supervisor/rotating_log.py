@@ -1,0 +1,123 @@
+"""A log file that is rotated while its service runs.
+
+    stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
+
+A service has the pipe and not the file. It reopens nothing, and no line is lost between two files, which
+copying and truncating would lose. The thread does nothing else, so a busy event loop delays no service.
+
+A service waits while its pipe is full: while the supervisor is stopped, or its disk hangs. What cannot be
+written (a full disk) is dropped. When the supervisor is killed its services end, and what they write then is
+lost.
+"""
+
+import contextlib
+import fcntl
+import io
+import itertools
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+NUM_FILES = 4  # of one service, the current one included
+PIPE_BYTES = 1 << 20  # what a service may write ahead; the kernel keeps lines whole until then
+CHUNK_BYTES = 64 << 10
+
+
+class RotatingLog(io.RawIOBase):
+    """Appends to `file`. All files of the log together take little more than `max_bytes`.
+
+    A file ends with the end of a line, unless a line is as long as a whole file.
+    """
+
+    def __init__(self, file: Path, max_bytes: int) -> None:
+        super().__init__()
+        self.file = file
+        self._file_bytes = max_bytes // NUM_FILES
+        self._lock = threading.Lock()  # a restarted service writes beside what is left of the one before
+        self._stream: io.FileIO | None = None
+        self._num_bytes = 0
+        self._is_within_line = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Append all of it, in the next file where this one is full."""
+        rest = whole = bytes(data)
+        with self._lock, contextlib.suppress(OSError):
+            if self._num_bytes >= self._file_bytes:
+                end = rest.find(b"\n") + 1 if self._is_within_line else 0
+                if self._is_within_line and not end and self._num_bytes < 2 * self._file_bytes:
+                    end = len(rest)
+                if end:
+                    self._append(rest[:end])
+                    rest = rest[end:]
+                if rest:
+                    self._rotate()
+            if rest:
+                self._append(rest)
+        return len(whole)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        super().close()
+
+    def _append(self, data: bytes) -> None:
+        if self._stream is None:
+            self._stream = io.FileIO(self.file, "a")
+            self._num_bytes = self._stream.tell()
+        self._stream.write(data)
+        self._num_bytes += len(data)
+        self._is_within_line = not data.endswith(b"\n")
+
+    def _rotate(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        shift_logs(self.file)
+        self._num_bytes = 0
+
+
+def shift_logs(file: Path) -> None:
+    """`NAME.log` becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on; the last one goes."""
+    names = [file, *(older_log(file, number) for number in range(1, NUM_FILES))]
+    for newer, older in reversed(list(itertools.pairwise(names))):
+        with contextlib.suppress(FileNotFoundError):
+            newer.replace(older)
+
+
+def older_log(file: Path, number: int = 1) -> Path:
+    """The file before `file`, or the one so many before."""
+    return file.with_suffix(f".log.{number}")
+
+
+class LogPipe:
+    """The pipe of one process. Its thread ends when all who can write to it have ended."""
+
+    def __init__(self, log: RotatingLog) -> None:
+        reading, self.writing = os.pipe()
+        with contextlib.suppress(OSError):  # more than the user may have: the usual 64 KiB
+            fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._thread = threading.Thread(
+            target=_copy, args=(reading, log), name=f"log-{log.file.stem}", daemon=True
+        )
+        self._thread.start()
+
+    def close_writing(self) -> None:
+        """In the supervisor: the process has its own."""
+        os.close(self.writing)
+
+    def wait_end(self, timeout_s: float) -> None:
+        """Block until all that was written is in the log. A process that has left the session may go on."""
+        self._thread.join(timeout_s)
+
+
+def _copy(reading: int, log: RotatingLog) -> None:
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while data := pipe.read(CHUNK_BYTES):
+            log.write(data)

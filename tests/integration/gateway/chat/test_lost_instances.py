@@ -1,0 +1,151 @@
+"""Instances that end while they have a request: how many one request can end, and what its caller gets."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.gateway.dying_instance import DyingInstance
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.fake_stages import KV_TRANSFER, FakeDecode, FakePrefill
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.system import System, opened_system
+from triptych_common.protocol.messages import Role
+
+MODEL = "poisoned"
+MANY_TRIES = 8  # of what is merely not reachable
+MESSAGES = [{"role": "user", "content": "x"}]
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
+BEGUN = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n"
+    b'data: {"choices": [{"ind'
+)
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/embeddings", {"input": "x"}),
+    ("/tokenize", {"prompt": "x"}),
+]
+
+
+@pytest.fixture
+async def many_tries(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    async with opened_system(redis_url, tmp_path, max_dispatch_attempts=MANY_TRIES) as opened:
+        yield opened
+
+
+async def start(system: System, stack: AsyncExitStack, *instances: FakePrefillDecode) -> None:
+    for each in instances:
+        await stack.enter_async_context(each.running(system.bus))
+    await system.refresh()
+
+
+def dying(number: int, **fields: Any) -> list[DyingInstance]:
+    role = fields.pop("role", Role.PREFILL_DECODE)
+    return [DyingInstance(f"dying-{role.value}-{n}", role=role, model=MODEL, **fields) for n in range(number)]
+
+
+def is_lost(answer: httpx.Response) -> bool:
+    error = answer.json()["error"]
+    is_same = error.get("code", "instance_lost") == "instance_lost"  # the Messages API has no codes
+    return (answer.status_code, is_same, answer.headers["x-should-retry"]) == (502, True, "false")
+
+
+@pytest.mark.parametrize("beginning", [b"", BEGUN], ids=["before", "during"])
+@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=[f"{path} {len(body)}" for path, body in REQUESTS])
+async def test_a_request_ends_two_instances_at_most(
+    many_tries: System, path: str, body: dict[str, Any], beginning: bytes
+) -> None:
+    async with AsyncExitStack() as stack:
+        instances = dying(4, beginning=beginning)
+        await start(many_tries, stack, *instances)
+        answer = await many_tries.http.post(path, json={"model": MODEL, **body})
+        assert is_lost(answer), answer.text
+        assert sum(each.num_requests for each in instances) == 2
+        await many_tries.assert_idle()
+
+
+async def test_a_request_whose_instance_ended_is_answered_by_another(many_tries: System) -> None:
+    """It need not be at fault."""
+    async with AsyncExitStack() as stack:
+        (ends,), others = dying(1), [FakePrefillDecode(f"pd-{n}", model=MODEL) for n in (1, 2)]
+        await start(many_tries, stack, ends, *others)
+        body = {"model": MODEL, "messages": MESSAGES}
+        answers = [await many_tries.post(body) for _ in range(8)]
+        assert [each.status_code for each in answers] == [200] * 8
+        assert ends.num_requests == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_the_last_instance_of_a_model_is_spared(many_tries: System, number: int) -> None:
+    async with AsyncExitStack() as stack:
+        instances = dying(number)
+        await start(many_tries, stack, *instances)
+        answer = await many_tries.post({"model": MODEL, "messages": MESSAGES})
+        assert is_lost(answer), answer.text
+        assert sum(each.num_requests for each in instances) == 1
+
+
+@pytest.mark.parametrize("system", [{"resend_to_last_instance": True}], indirect=True)
+async def test_the_last_instance_is_asked_where_an_operator_wants_it(system: System) -> None:
+    async with AsyncExitStack() as stack:
+        (ends,), other = dying(1), FakePrefillDecode("pd-1", model=MODEL)
+        await start(system, stack, ends, other)
+        answers = [await system.post({"model": MODEL, "messages": MESSAGES}) for _ in range(4)]
+        assert [each.status_code for each in answers] == [200] * 4
+        assert ends.num_requests == 1
+
+
+async def test_instances_that_cannot_be_reached_have_not_had_the_request(many_tries: System) -> None:
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            away = FakePrefillDecode(f"away-{number}", port=1, model=MODEL)
+            await stack.enter_async_context(away.running_nowhere(many_tries.bus))
+        await start(many_tries, stack, FakePrefillDecode("pd-1", model=MODEL))
+        answers = [await many_tries.post({"model": MODEL, "messages": MESSAGES}) for _ in range(4)]
+        assert [each.status_code for each in answers] == [200] * 4
+
+
+@pytest.mark.parametrize("content", ["x", [IMAGE]], ids=["text", "image"])
+@pytest.mark.parametrize("stage", [Role.PREFILL, Role.DECODE])
+async def test_of_pairs_two_instances_at_most(many_tries: System, stage: Role, content: Any) -> None:
+    async with AsyncExitStack() as stack:
+        instances = dying(4, role=stage, kv_transfer=KV_TRANSFER)
+        prefill = FakePrefill(model=MODEL)
+        other = FakeDecode(model=MODEL, prefills=[prefill]) if stage is Role.PREFILL else prefill
+        await start(many_tries, stack, *instances, other)
+        answer = await many_tries.post({"model": MODEL, "messages": [{"role": "user", "content": content}]})
+        assert is_lost(answer), answer.text
+        assert sum(each.num_requests for each in instances) == 2
+
+
+async def test_the_count_of_a_prompts_tokens_counts(many_tries: System) -> None:
+    """It has the request's text, and comes before the request itself."""
+    async with AsyncExitStack() as stack:
+        instances = dying(4, max_model_len=100)
+        await start(many_tries, stack, *instances)
+        text = {"type": "text", "text": "x" * 100}
+        answer = await many_tries.post(
+            {"model": MODEL, "messages": [{"role": "user", "content": [text, IMAGE]}]}
+        )
+        assert is_lost(answer), answer.text
+        assert sum(each.num_requests for each in instances) == 2
+
+
+async def test_an_engine_that_died_with_the_request_is_no_other_case(many_tries: System) -> None:
+    """Its host lives, and answers 503."""
+    died = b'{"error": {"message": "x", "code": "engine_died"}}'
+    head = b"HTTP/1.1 503 No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(died)
+    async with AsyncExitStack() as stack:
+        instances = dying(4, beginning=head + died)
+        await start(many_tries, stack, *instances)
+        answer = await many_tries.post({"model": MODEL, "messages": MESSAGES})
+        assert is_lost(answer), answer.text
+        assert sum(each.num_requests for each in instances) == 2
