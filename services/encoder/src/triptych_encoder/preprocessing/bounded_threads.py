@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from triptych_common.runtime.liveness import run_delay_s
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing.cost_budget import CostBudget
+from triptych_vllm_connector.decoding.processes import CORE_WAITS, CoreWaits
 
 Result = TypeVar("Result")
 
@@ -24,12 +25,13 @@ class _Running:
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
         self.thread: int | None = None  # the kernel's id, once it runs
+        self.child_waits = CoreWaits()  # of a process that decodes for the thread
         self._waited_s = 0.0
 
     def elapsed_s(self, now: float) -> float:
         """Return seconds since the start in which the thread ran or slept; `now`: on the loop's clock."""
         if self.thread is not None:
-            self._waited_s = max(self._waited_s, waited_s(self.thread))
+            self._waited_s = max(self._waited_s, waited_s(self.thread) + self.child_waits())
         return now - self._started_at - self._waited_s
 
 
@@ -114,6 +116,7 @@ class BoundedThreads:
 
         def target() -> None:
             running.thread = threading.get_native_id()
+            CORE_WAITS.set(running.child_waits)
             outcome: tuple[Result | None, BaseException | None]
             try:
                 outcome = (work(), None)
