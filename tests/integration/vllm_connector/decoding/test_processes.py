@@ -65,7 +65,7 @@ def decode_while(processes: DecodeProcesses, number: signal.Signals) -> None:
     """Ask a decoder for a frame that gets a signal meanwhile."""
     with processes.lend(encoded(SHAPE, 1), "video") as session:
         os.kill(session._process.pid, number)
-        session.ask(messages.OpenCapture(1), messages.Done)
+        session.ask(messages.OpenCapture(1), messages.Acknowledged)
 
 
 def test_an_endless_video_ends_at_its_cpu_limit_while_others_are_decoded() -> None:
@@ -166,7 +166,7 @@ from triptych_vllm_connector.decoding import messages
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 processes = DecodeProcesses(DecodingBounds(timeout_s=300.0, cpu_s=200))
 with processes.lend(sys.stdin.buffer.read(), "video") as session:
-    session.ask(messages.OpenCapture(1), messages.Done)
+    session.ask(messages.OpenCapture(1), messages.Acknowledged)
     session._process.send(messages.Grab(4096))
     print(session._process.pid, flush=True)
     session._process.try_receive(300.0)

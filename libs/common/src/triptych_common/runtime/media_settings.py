@@ -91,8 +91,8 @@ class DecodingSettings(MediaSettings):
     decode_cpu_s: PositiveInt = Field(
         default=120, description="CPU seconds of all threads, to decode one item in a child process"
     )
-    decode_memory_bytes: int = Field(
-        default=1 << 30, ge=64 << 20, description="memory of a child process that decodes"
+    decode_memory_bytes: PositiveInt = Field(
+        default=1 << 30, description="memory of a child process that decodes, beyond its own 70 MiB"
     )
 
     @property

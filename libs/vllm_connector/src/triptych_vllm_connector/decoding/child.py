@@ -92,7 +92,7 @@ class Output:
         return np.ndarray(shape, dtype, self._map, offset)
 
 
-class Item:
+class OpenedItem:
     """One item's bytes, and the decoder that has them open."""
 
     def __init__(self, media: int, output: Output) -> None:
@@ -125,7 +125,7 @@ class Item:
         return messages.Streams(codecs, num_pixels)
 
     # ---- videos ------------------------------------------------------------------------------
-    def open_capture(self, request: messages.OpenCapture) -> messages.Done:
+    def open_capture(self, request: messages.OpenCapture) -> messages.Acknowledged:
         params: list[int] = []
         if request.max_threads < min(cv2.getNumberOfCPUs(), 16):  # else OpenCV's own choice
             params = [cv2.CAP_PROP_N_THREADS, request.max_threads]
@@ -135,7 +135,7 @@ class Item:
         if not capture.isOpened():
             raise ValueError("the video cannot be opened")
         self._capture = capture
-        return messages.Done()
+        return messages.Acknowledged()
 
     def get_property(self, request: messages.GetProperty) -> messages.Number:
         return messages.Number(float(self._capture.get(request.name)))
@@ -214,22 +214,22 @@ class Item:
             )
 
 
-HANDLERS: dict[type[messages.Request], Callable[[Item, Any], messages.Reply]] = {
-    messages.ListStreams: Item.list_streams,
-    messages.OpenCapture: Item.open_capture,
-    messages.GetProperty: Item.get_property,
-    messages.SetProperty: Item.set_property,
-    messages.Grab: Item.grab,
-    messages.Retrieve: Item.retrieve,
-    messages.OpenSound: Item.open_sound,
-    messages.ReadSound: Item.read_sound,
-    messages.OpenAudio: Item.open_audio,
-    messages.DecodeAudio: Item.decode_audio,
-    messages.LoadImage: Item.load_image,
+HANDLERS: dict[type[messages.DecodeRequest], Callable[[OpenedItem, Any], messages.DecodeReply]] = {
+    messages.ListStreams: OpenedItem.list_streams,
+    messages.OpenCapture: OpenedItem.open_capture,
+    messages.GetProperty: OpenedItem.get_property,
+    messages.SetProperty: OpenedItem.set_property,
+    messages.Grab: OpenedItem.grab,
+    messages.Retrieve: OpenedItem.retrieve,
+    messages.OpenSound: OpenedItem.open_sound,
+    messages.ReadSound: OpenedItem.read_sound,
+    messages.OpenAudio: OpenedItem.open_audio,
+    messages.DecodeAudio: OpenedItem.decode_audio,
+    messages.LoadImage: OpenedItem.load_image,
 }
 
 
-def answer(item: Item, request: messages.Request, memory: Memory) -> messages.Reply:
+def answer(item: OpenedItem, request: messages.DecodeRequest, memory: Memory) -> messages.DecodeReply:
     """Carry out a request. Decoders raise whatever they like about a stranger's bytes."""
     try:
         reply = HANDLERS[type(request)](item, request)
@@ -252,19 +252,19 @@ def answer(item: Item, request: messages.Request, memory: Memory) -> messages.Re
 def serve(channel: socket.socket, memory: Memory, max_output: int) -> None:
     """Answer the host's requests until it closes its end."""
     with contextlib.ExitStack() as opened:
-        item: Item | None = None
-        _send(channel, messages.Done())
+        item: OpenedItem | None = None
+        _send(channel, messages.Acknowledged())
         while True:
             packet, files, _, _ = socket.recv_fds(channel, messages.MAX_BYTES, 2)
             if not packet:
                 return
             request = messages.REQUESTS.decode(packet)
-            reply: messages.Reply = messages.Done()
+            reply: messages.DecodeReply = messages.Acknowledged()
             if isinstance(request, messages.Begin):
                 opened.close()
                 for file in files:
                     opened.callback(os.close, file)
-                item = opened.enter_context(Item(files[0], Output(files[1], max_output)))
+                item = opened.enter_context(OpenedItem(files[0], Output(files[1], max_output)))
                 _limit_cpu(request.cpu_s)
                 memory.forget_peak()
             elif isinstance(request, messages.End):
@@ -277,7 +277,7 @@ def serve(channel: socket.socket, memory: Memory, max_output: int) -> None:
             _send(channel, reply)
 
 
-def _send(channel: socket.socket, reply: messages.Reply) -> None:
+def _send(channel: socket.socket, reply: messages.DecodeReply) -> None:
     channel.send(messages.ENCODER.encode(reply))
 
 

@@ -1,8 +1,8 @@
 """Messages between a host and its decoding processes, one datagram of msgpack each.
 
-The host sends a `Request` to the child and waits for one reply: the type that the request's docstring names,
-or `Failed`. `Begin` carries two descriptors: a memfd with the item's bytes, and a memfd for decoded bytes,
-which the child enlarges and writes from its start.
+The host sends a `DecodeRequest` to the child and waits for one reply: the type that the request's docstring
+names, or `Failed`. `Begin` carries two descriptors: a memfd with the item's bytes, and a memfd for decoded
+bytes, which the child enlarges and writes from its start.
 """
 
 from typing import Literal, TypeVar
@@ -16,39 +16,39 @@ MAX_CHUNKS = 1024  # of one reply
 AudioType = Literal["float32", "float64", "int64", "int32", "int16", "uint8"]
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
+class DecodeRequest(msgspec.Struct, frozen=True, tag=True):
     """Host -> child."""
 
 
-class Reply(msgspec.Struct, frozen=True, tag=True):
+class DecodeReply(msgspec.Struct, frozen=True, tag=True):
     """Child -> host."""
 
 
-ReplyType = TypeVar("ReplyType", bound=Reply)
+ReplyType = TypeVar("ReplyType", bound=DecodeReply)
 
 
 # ---- an item -------------------------------------------------------------------------------------
-class Begin(Request, frozen=True):
-    """Start an item, within `cpu_s` seconds of CPU time. Reply: `Done`."""
+class Begin(DecodeRequest, frozen=True):
+    """Start an item, within `cpu_s` seconds of CPU time. DecodeReply: `Acknowledged`."""
 
     cpu_s: int
 
 
-class End(Request, frozen=True):
-    """Forget the item. Reply: `Ended`."""
+class End(DecodeRequest, frozen=True):
+    """Forget the item. DecodeReply: `Ended`."""
 
 
-class Done(Reply, frozen=True):
+class Acknowledged(DecodeReply, frozen=True):
     """The request was carried out; the first one: the child is ready."""
 
 
-class Ended(Reply, frozen=True):
+class Ended(DecodeReply, frozen=True):
     """The item's memory is free again."""
 
     num_bytes: int  # of private memory beyond what the child had at its start
 
 
-class Failed(Reply, frozen=True):
+class Failed(DecodeReply, frozen=True):
     """The request could not be carried out."""
 
     why: Literal["media", "memory", "machine"]
@@ -57,14 +57,14 @@ class Failed(Reply, frozen=True):
 
 
 # ---- streams of a video or an audio file ------------------------------------------------------------
-class ListStreams(Request, frozen=True):
-    """Read the file's headers by FFmpeg's demuxer `container`, no frame. Reply: `Streams`."""
+class ListStreams(DecodeRequest, frozen=True):
+    """Read the file's headers by FFmpeg's demuxer `container`, no frame. DecodeReply: `Streams`."""
 
     container: str
     kind: Literal["video", "audio"]
 
 
-class Streams(Reply, frozen=True):
+class Streams(DecodeReply, frozen=True):
     """FFmpeg's codec names of the file's streams of that kind; "": FFmpeg knows none."""
 
     codecs: tuple[str, ...]
@@ -72,48 +72,48 @@ class Streams(Reply, frozen=True):
 
 
 # ---- videos: OpenCV's `VideoCapture` ------------------------------------------------------------
-class OpenCapture(Request, frozen=True):
-    """Open the video in OpenCV; `max_threads`: that FFmpeg decodes with. Reply: `Done`."""
+class OpenCapture(DecodeRequest, frozen=True):
+    """Open the video in OpenCV; `max_threads`: that FFmpeg decodes with. DecodeReply: `Acknowledged`."""
 
     max_threads: int
 
 
-class GetProperty(Request, frozen=True):
-    """Reply: `Number`."""
+class GetProperty(DecodeRequest, frozen=True):
+    """DecodeReply: `Number`."""
 
     name: int
 
 
-class Number(Reply, frozen=True):
+class Number(DecodeReply, frozen=True):
     value: float
 
 
-class SetProperty(Request, frozen=True):
-    """Reply: `Flag`."""
+class SetProperty(DecodeRequest, frozen=True):
+    """DecodeReply: `Flag`."""
 
     name: int
     value: float
 
 
-class Flag(Reply, frozen=True):
+class Flag(DecodeReply, frozen=True):
     value: bool
 
 
-class Grab(Request, frozen=True):
-    """Decode the next `count` frames, of which the last may be retrieved. Reply: `Grabbed`."""
+class Grab(DecodeRequest, frozen=True):
+    """Decode the next `count` frames, of which the last may be retrieved. DecodeReply: `Grabbed`."""
 
     count: int
 
 
-class Grabbed(Reply, frozen=True):
+class Grabbed(DecodeReply, frozen=True):
     are_good: bytes  # 1 or 0 for each
 
 
-class Retrieve(Request, frozen=True):
-    """Write the frame that was grabbed last. Reply: `Frame`."""
+class Retrieve(DecodeRequest, frozen=True):
+    """Write the frame that was grabbed last. DecodeReply: `Frame`."""
 
 
-class Frame(Reply, frozen=True):
+class Frame(DecodeReply, frozen=True):
     """Height × width × 3 bytes, BGR; 0 × 0: the frame cannot be retrieved."""
 
     height: int
@@ -121,34 +121,34 @@ class Frame(Reply, frozen=True):
 
 
 # ---- audio: libsndfile's `SoundFile`, and a container of PyAV --------------------------------------
-class OpenSound(Request, frozen=True):
-    """Open the file in libsndfile. Reply: `Sound`."""
+class OpenSound(DecodeRequest, frozen=True):
+    """Open the file in libsndfile. DecodeReply: `Sound`."""
 
 
-class Sound(Reply, frozen=True):
+class Sound(DecodeReply, frozen=True):
     sample_rate: int
     num_frames: int
     num_channels: int
 
 
-class ReadSound(Request, frozen=True):
-    """Decode all samples. Reply: `Samples`."""
+class ReadSound(DecodeRequest, frozen=True):
+    """Decode all samples. DecodeReply: `Samples`."""
 
 
-class Samples(Reply, frozen=True):
+class Samples(DecodeReply, frozen=True):
     """Samples as float32: [num_frames], or [num_frames, num_channels] of several channels."""
 
     num_frames: int
     num_channels: int
 
 
-class OpenAudio(Request, frozen=True):
-    """Open the file in PyAV by FFmpeg's demuxer `container`. Reply: `AudioStream`."""
+class OpenAudio(DecodeRequest, frozen=True):
+    """Open the file in PyAV by FFmpeg's demuxer `container`. DecodeReply: `AudioStream`."""
 
     container: str
 
 
-class AudioStream(Reply, frozen=True):
+class AudioStream(DecodeReply, frozen=True):
     """What PyAV says of the first audio stream; rate 0: the file has none."""
 
     rate: int
@@ -157,8 +157,8 @@ class AudioStream(Reply, frozen=True):
     container_duration: int | None
 
 
-class DecodeAudio(Request, frozen=True):
-    """Decode further frames. Reply: `Chunks`."""
+class DecodeAudio(DecodeRequest, frozen=True):
+    """Decode further frames. DecodeReply: `Chunks`."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -169,22 +169,22 @@ class Chunk(msgspec.Struct, frozen=True):
     kind: AudioType
 
 
-class Chunks(Reply, frozen=True):
+class Chunks(DecodeReply, frozen=True):
     """Frames in the order of the stream; none: it has ended."""
 
     chunks: tuple[Chunk, ...]
 
 
 # ---- images: Pillow --------------------------------------------------------------------------
-class LoadImage(Request, frozen=True):
-    """Decode the image by Pillow's decoder of `format`, if it has that size. Reply: `Pixels`."""
+class LoadImage(DecodeRequest, frozen=True):
+    """Decode the image by Pillow's decoder of `format`, if it has that size. DecodeReply: `Pixels`."""
 
     format: str
     width: int
     height: int
 
 
-class Pixels(Reply, frozen=True):
+class Pixels(DecodeReply, frozen=True):
     """An upright image of Pillow's `mode`: `num_bytes` bytes as `Image.tobytes` makes them."""
 
     mode: str
@@ -212,7 +212,7 @@ AnyRequest = (
     | LoadImage
 )
 AnyReply = (
-    Done
+    Acknowledged
     | Ended
     | Failed
     | Streams

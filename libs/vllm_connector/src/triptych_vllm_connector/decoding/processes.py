@@ -102,7 +102,7 @@ class _Process:
     def pid(self) -> int:
         return self._child.pid
 
-    def send(self, request: messages.Request, files: tuple[int, ...] = ()) -> None:
+    def send(self, request: messages.DecodeRequest, files: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(OSError):  # it has ended: the reply does not come
             socket.send_fds(self._channel, [messages.ENCODER.encode(request)], files)
 
@@ -156,7 +156,7 @@ class Session:
         CORE_WAITS.get(CoreWaits()).follow(self._waited_s)
 
     def ask(
-        self, request: messages.Request, expected: type[ReplyType], files: tuple[int, ...] = ()
+        self, request: messages.DecodeRequest, expected: type[ReplyType], files: tuple[int, ...] = ()
     ) -> ReplyType:
         """Send a request and wait for its reply.
 
@@ -259,7 +259,7 @@ class DecodeProcesses:
                 with open(source, "wb", closefd=False) as writer:
                     writer.write(media)
                 session = Session(process, output, what, self.bounds)
-                session.ask(messages.Begin(self.bounds.cpu_s), messages.Done, (source, output))
+                session.ask(messages.Begin(self.bounds.cpu_s), messages.Acknowledged, (source, output))
                 yield session
         finally:
             if session is not None and (session.is_waiting or not self._is_clean(process)):

@@ -55,7 +55,7 @@ class RemoteCapture:
         if codec is not None:
             raise VideoRefusedError(f"the codec {codec or 'of the video'!r} is not decoded here")
         num_threads = session.bounds.num_bytes // (THREAD_BYTES_PER_PIXEL * max(streams.num_pixels, 1))
-        session.ask(messages.OpenCapture(min(max(num_threads, 1), MAX_THREADS)), messages.Done)
+        session.ask(messages.OpenCapture(min(max(num_threads, 1), MAX_THREADS)), messages.Acknowledged)
 
     def get(self, name: int) -> float:
         return self._session.ask(messages.GetProperty(name), messages.Number).value
