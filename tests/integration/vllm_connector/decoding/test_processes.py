@@ -236,6 +236,39 @@ def test_each_of_vllms_loaders_takes_the_same_frames(backend: str, options: dict
     processes.close()
 
 
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [
+        ("mp4", "libx264"),
+        ("mp4", "libx265"),
+        ("mp4", "mpeg4"),
+        ("mov", "mjpeg"),
+        ("mov", "prores_ks"),
+        ("webm", "libvpx"),
+        ("webm", "libvpx-vp9"),
+        ("matroska", "mpeg2video"),
+        ("avi", "mjpeg"),
+    ],
+)
+def test_common_codecs_are_decoded_as_before(container: str, codec: str) -> None:
+    pixels = np.random.default_rng(5).integers(0, 255, (48, 64, 3), np.uint8)
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=8)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, av.Codec(codec, "w").video_formats[0].name
+        for number in range(6):
+            frame = av.VideoFrame.from_ndarray(np.roll(pixels, number, 0), "rgb24")
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    processes = DecodeProcesses(DecodingBounds())
+    expected = reader_of("opencv", {}).load_bytes(file.getvalue()).media
+    frames, metadata = load_video(reader_of("opencv", {}), file.getvalue(), WIDE, processes).media
+    assert len(frames) == 6
+    assert np.array_equal(frames, expected[0])
+    assert metadata == expected[1]
+    processes.close()
+
+
 def reader_of(backend: str, options: dict[str, Any]) -> VideoMediaIO:
     return VideoMediaIO(ImageMediaIO(image_mode="RGB"), video_backend=backend, **options)
 

@@ -13,7 +13,6 @@ import av
 import cv2
 import numpy as np
 import pytest
-import soundfile
 from vllm.multimodal.media.audio import AudioMediaIO
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
@@ -169,19 +168,21 @@ def test_damaged_files_are_decoded_or_refused(modality: Modality, video: bytes) 
             decode(modality, damaged(media, rng))
 
 
-def test_codecs_that_no_camera_and_no_phone_writes_are_refused_by_their_name() -> None:
-    """JPEG 2000 took a core for minutes, and gigabytes. GSM 6.10 is refused before libsndfile reads it."""
+def test_codecs_that_are_not_listed_are_refused_by_their_name() -> None:
+    """JPEG 2000 took a core for minutes, and gigabytes."""
     file = io.BytesIO()
     with av.open(file, "w", format="avi") as container:
-        stream = container.add_stream("jpeg2000", rate=FPS)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "rgb24"
-        for _ in range(NUM_FRAMES):
-            frame = av.VideoFrame.from_ndarray(np.zeros((HEIGHT, WIDTH, 3), np.uint8), "rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        video = container.add_stream("jpeg2000", rate=FPS)
+        video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "rgb24"
+        frame = av.VideoFrame.from_ndarray(np.zeros((HEIGHT, WIDTH, 3), np.uint8), "rgb24")
+        container.mux([*video.encode(frame), *video.encode()])
     with pytest.raises(BadMediaError, match="codec 'jpeg2000' is not decoded here"):
         decode(Modality.VIDEO, file.getvalue())
-    gsm = io.BytesIO()
-    soundfile.write(gsm, np.zeros(8000, np.float32), 8000, format="WAV", subtype="GSM610")
-    with pytest.raises(BadMediaError, match="codec 'gsm_ms' is not decoded here"):
-        decode(Modality.AUDIO, gsm.getvalue())
+    file = io.BytesIO()
+    with av.open(file, "w", format="wav") as container:
+        audio = container.add_stream("wmav2", rate=44_100, layout="mono", bit_rate=64_000)
+        samples = av.AudioFrame.from_ndarray(np.zeros((1, 2048), np.float32), "fltp", "mono")
+        samples.sample_rate = 44_100
+        container.mux([*audio.encode(samples), *audio.encode()])
+    with pytest.raises(BadMediaError, match="codec 'wmav2' is not decoded here"):
+        decode(Modality.AUDIO, file.getvalue())

@@ -302,6 +302,8 @@ def main(channel: int, lifeline: int, num_bytes: int, max_output: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the host or its engine
     _end_with_host(lifeline)
     Image.MAX_IMAGE_PIXELS = None  # the host has compared the size with its own limit
     with socket.socket(fileno=channel) as opened, contextlib.suppress(ConnectionError):
