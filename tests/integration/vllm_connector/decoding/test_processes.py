@@ -27,7 +27,12 @@ from tests.support.hostile.images import saved
 from tests.support.waiting import wait_until
 from triptych_common.domain.media_bounds import DecodingBounds, VideoBounds
 from triptych_vllm_connector.decoding import messages
-from triptych_vllm_connector.decoding.processes import DecodeProcesses, MediaRefusedError
+from triptych_vllm_connector.decoding.processes import (
+    DecodeProcesses,
+    DecoderError,
+    MediaRefusedError,
+    _Process,
+)
 from triptych_vllm_connector.host.image_reader import decoded_apart
 from triptych_vllm_connector.host.video_reader import load_video
 
@@ -107,6 +112,16 @@ def test_a_process_that_the_machine_ends_is_no_fault_of_the_item() -> None:
     processes.close()
 
 
+def test_a_reply_that_is_none_ends_the_process_and_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = DecodeProcesses(replace(LONG, num_processes=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(_Process, "try_receive", lambda self, timeout_s: b"\xc1")
+        with pytest.raises(DecoderError, match="no reply"):
+            frames_of(processes, encoded(SHAPE, 1))
+    assert len(frames_of(processes, encoded(SHAPE, 1))) == 4
+    processes.close()
+
+
 def test_an_idle_process_that_was_ended_is_replaced() -> None:
     processes = DecodeProcesses(LONG)
     assert len(frames_of(processes, encoded(SHAPE, 1))) == 4
@@ -130,12 +145,8 @@ def test_memory_is_bounded_and_the_process_goes_on() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    def left() -> tuple[int, set[Path], int]:
-        return (
-            len(os.listdir("/proc/self/fd")),
-            set(Path("/dev/shm").iterdir()),
-            len(psutil.Process().children()),
-        )
+    def left() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(psutil.Process().children())
 
     before = left()
     processes = DecodeProcesses(LONG)
@@ -145,6 +156,7 @@ def test_nothing_is_left_behind() -> None:
     (process,) = processes._idle
     opened = [each.readlink() for each in Path(f"/proc/{process.pid}/fd").iterdir()]
     assert not [each for each in opened if "memfd" in each.name]
+    assert "/dev/shm" not in Path(f"/proc/{process.pid}/maps").read_text()  # others use the folder meanwhile
     processes.close()
     assert left() == before
 

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+import msgspec
+
 from triptych_common.domain.media_bounds import DecodingBounds
 from triptych_common.runtime.liveness import run_delay_s
 from triptych_common.telemetry.logs import get_logger
@@ -173,8 +175,11 @@ class Session:
             self._check_time()
         if not packet:
             self._raise_ended(self._process.wait_ended())
+        try:
+            reply = messages.REPLIES.decode(packet)
+        except msgspec.DecodeError as error:  # a child that a stranger's bytes have taken over: it is ended
+            raise DecoderError(f"no reply: {error}", 0) from error
         self.is_waiting = False
-        reply = messages.REPLIES.decode(packet)
         if isinstance(reply, messages.Failed):
             self._raise_failed(reply)
         if not isinstance(reply, expected):
@@ -308,7 +313,10 @@ class DecodeProcesses:
         packet = process.try_receive(END_TIMEOUT_S)
         if not packet:
             return False
-        reply = messages.REPLIES.decode(packet)
+        try:
+            reply = messages.REPLIES.decode(packet)
+        except msgspec.DecodeError:
+            return False
         limit = self.bounds.num_bytes // KEPT_SHARE
         return isinstance(reply, messages.Ended) and reply.num_bytes <= limit
 
