@@ -31,7 +31,7 @@ async def main() -> None:
         max_image_pixels=1_000_000,
         processor_options={},
         media_options={},
-        video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000, 60.0),
+        video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000),
         audio=AudioBounds(60.0, 1_000_000),
         timeout_s=60.0,
         num_pixels=1_000_000,

@@ -2,6 +2,7 @@
 
 host/           host processes: engine options, namespace, what the machine offers.
 records/        host processes: what a renderer makes of an item, recorded and replayed.
+decoding/       host processes and their children: media are decoded where a decoder can be ended.
 plugin          every process of vLLM: the five changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
 plain/          EngineCore and workers of engines that users start with vLLM alone: another connector.

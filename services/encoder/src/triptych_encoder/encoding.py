@@ -1,11 +1,11 @@
 """Interface of an engine that encodes, its errors and limits: jobs are imported and tested without vLLM."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from triptych_common.domain.errors import TriptychError
-from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
+from triptych_common.domain.media_bounds import AudioBounds, DecodingBounds, VideoBounds
 from triptych_common.domain.media_options import OptionRules
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import EncodeJob, FailureKind, Modality
@@ -55,6 +55,7 @@ class PreprocessLimits:
     num_pixels: int  # of all items that are worked on at once
     num_threads: int  # of small items, and of large ones, that are worked on at once
     stuck_after_s: float  # after its time is over; then the service ends
+    decoding: DecodingBounds = field(default_factory=DecodingBounds)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         num_pixels=settings.preprocess_pixels,
         num_threads=settings.preprocess_threads,
         stuck_after_s=settings.engine_timeout_s,
+        decoding=settings.decoding_bounds,
     )
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         if comes_last:

@@ -48,6 +48,7 @@ from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tok
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import warm_up, warm_up_works
 from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import (
@@ -118,9 +119,10 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     if kv_config is not None:
         check_kv_transfer(args.kv_transfer_config, kv_config, role)
     validate_parsed_serve_args(args)
-    read_image_formats_only(settings.image_formats)
-    read_audio_formats_only()
-    read_videos_within(settings.video_bounds)
+    processes = DecodeProcesses(settings.decoding_bounds)
+    read_image_formats_only(settings.image_formats, processes)
+    read_audio_formats_only(processes)
+    read_videos_within(settings.video_bounds, processes)
     with contextlib.ExitStack() as held:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)

@@ -9,6 +9,7 @@ import pytest
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing import bounded_threads
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
+from triptych_vllm_connector.decoding.processes import CORE_WAITS
 
 LIMIT_S = 30.0
 
@@ -190,3 +191,19 @@ async def test_time_that_other_programs_have_the_core_does_not_count(
     assert await first == "done"
     assert real(threading.get_native_id()) >= 0
     assert real(0) == 0  # there is no such thread
+
+
+async def test_time_that_a_decoding_process_waits_for_a_core_does_not_count(gates: list[Gate]) -> None:
+    limit_s = 0.02
+    threads = BoundedThreads(1, limit_s, LIMIT_S)
+
+    def decode() -> str:
+        CORE_WAITS.get().follow(lambda: LIMIT_S)
+        return gates[0]()
+
+    first = asyncio.create_task(threads.run(1, decode))
+    await begun(gates[0])
+    await asyncio.wait({first}, timeout=10 * limit_s)
+    assert not first.done()
+    gates[0].may_end.set()
+    assert await first == "done"

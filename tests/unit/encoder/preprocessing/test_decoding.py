@@ -13,12 +13,14 @@ from vllm.multimodal.media.image import ImageMediaIO
 from tests.support.hostile import chunks
 from tests.support.hostile.images import FORMATS, HostileImage, hostile_images, saved
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
+from triptych_common.domain.media_bounds import DecodingBounds
 from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 from triptych_encoder.preprocessing import decoding
 from triptych_encoder.preprocessing.decoding import ImageDecoder
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
 
-DECODER = ImageDecoder(FORMATS, 64_000_000)
+DECODER = ImageDecoder(FORMATS, 64_000_000, DecodeProcesses(DecodingBounds()))
 PICTURE = saved(Image.effect_noise((56, 28), 80).convert("RGB"), "PNG")
 JPEG = saved(Image.new("RGB", (8, 8), (200, 10, 10)), "JPEG")
 

@@ -33,7 +33,7 @@ LIMITS = PreprocessLimits(
     max_image_pixels=1_000_000,
     processor_options={"max_pixels": OptionBounds(min=4, max=4096)},
     media_options={},
-    video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000, 60.0),
+    video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000),
     audio=AudioBounds(60.0, 1_000_000),
     timeout_s=30.0,
     num_pixels=1_000_000,

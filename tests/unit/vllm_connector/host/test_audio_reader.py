@@ -6,12 +6,15 @@ import wave
 import av
 import numpy as np
 import pytest
+import soundfile
 
 pytest.importorskip("vllm")
 from vllm.multimodal.media import audio as vllm_audio
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS
-from triptych_vllm_connector.host.audio_reader import FORMATS, NamedFormats, read_audio_formats_only
+from triptych_common.domain.media_bounds import DecodingBounds
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
+from triptych_vllm_connector.host.audio_reader import FORMATS, RemoteContainer, read_audio_formats_only
 
 # An ID3 tag without a frame, and behind it a session whose packets would be waited for on a socket.
 SESSION = (
@@ -19,10 +22,13 @@ SESSION = (
     b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
 )
 
+PROCESSES = DecodeProcesses(DecodingBounds())
+
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_audio, "av", av)
+    monkeypatch.setattr(vllm_audio, "soundfile", soundfile)
     for name in ("load_audio_soundfile", "load_audio_pyav"):
         reader = getattr(vllm_audio, name)  # an encoder's test may have changed it
         monkeypatch.setattr(vllm_audio, name, getattr(reader, "__wrapped__", reader))
@@ -65,10 +71,11 @@ SOUNDS = {
 @pytest.mark.parametrize("content", SOUNDS.values(), ids=SOUNDS)
 def test_sounds_are_read_as_before(content: bytes) -> None:
     before, rate = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
-    read_audio_formats_only()
-    read_audio_formats_only()
+    read_audio_formats_only(PROCESSES)
+    read_audio_formats_only(PROCESSES)
     after, rate_after = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
-    assert (rate, len(before)) == (rate_after, len(after))
+    assert rate == rate_after
+    assert np.array_equal(before, after)
     assert len(after) > 0
 
 
@@ -76,7 +83,7 @@ def test_sounds_are_read_as_before(content: bytes) -> None:
 def test_mp3_behind_other_bytes_is_what_vllm_makes_of_it(in_front: bytes) -> None:
     frames = SOUNDS["mp3"][SOUNDS["mp3"].index(b"\xff\xfb") :]
     before, rate = vllm_audio.load_audio(io.BytesIO(in_front + frames), sr=None)
-    read_audio_formats_only()
+    read_audio_formats_only(PROCESSES)
     after, rate_after = vllm_audio.load_audio(io.BytesIO(in_front + frames), sr=None)
     assert rate == rate_after
     assert len(after) > 0
@@ -86,7 +93,7 @@ def test_mp3_behind_other_bytes_is_what_vllm_makes_of_it(in_front: bytes) -> Non
 @pytest.mark.parametrize("content", SOUNDS.values(), ids=SOUNDS)
 def test_a_damaged_sound_is_bad_input_and_no_fault(content: bytes) -> None:
     """vLLM answers 400 for a ValueError, and 500 for all else."""
-    read_audio_formats_only()
+    read_audio_formats_only(PROCESSES)
     num_refused = 0
     for length in (*range(0, 200, 8), *range(200, len(content), 197)):
         try:
@@ -100,7 +107,7 @@ def test_a_damaged_sound_is_bad_input_and_no_fault(content: bytes) -> None:
     "content", [SESSION, SESSION[10:], b"ffconcat version 1.0\nfile a.wav\n", b"#EXTM3U\na.wav\n"]
 )
 def test_a_file_that_names_others_is_no_sound(content: bytes) -> None:
-    read_audio_formats_only()
+    read_audio_formats_only(PROCESSES)
     with pytest.raises(ValueError, match=r"nvalid|not audio"):
         vllm_audio.load_audio_pyav(io.BytesIO(content))
 
@@ -113,7 +120,7 @@ def test_a_fault_of_the_machine_is_none_of_the_sound(
         raise error
 
     monkeypatch.setattr(vllm_audio, "load_audio_soundfile", fail)
-    read_audio_formats_only()
+    read_audio_formats_only(PROCESSES)
     with pytest.raises(type(error)):
         vllm_audio.load_audio(io.BytesIO(wav()))
 
@@ -125,4 +132,4 @@ def test_what_is_read_without_a_name_is_the_danger() -> None:
 
 def test_paths_are_not_read() -> None:
     with pytest.raises(ValueError, match="from memory"):
-        NamedFormats(av).open("/etc/hostname")
+        RemoteContainer("/etc/hostname", PROCESSES)

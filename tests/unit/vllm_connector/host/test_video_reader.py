@@ -5,6 +5,7 @@ import base64
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import av
@@ -14,20 +15,21 @@ from vllm.multimodal.media.connector import MediaConnector
 from vllm.multimodal.media.video import VideoMediaIO
 
 from tests.support.families.media import VideoShape, encoded
-from triptych_common.domain.media_bounds import VideoBounds
-from triptych_vllm_connector.host import video_reader
+from triptych_common.domain.media_bounds import DecodingBounds, VideoBounds
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.host.video_reader import VideoRefusedError, read_videos_within
 
 SHAPE = VideoShape(64, 48, num_frames=8, frames_per_s=4)
 NUM_PIXELS = SHAPE.width * SHAPE.height
-WIDE = VideoBounds(10.0, NUM_PIXELS, NUM_PIXELS * SHAPE.num_frames, NUM_PIXELS * SHAPE.num_frames, 30.0)
+WIDE = VideoBounds(10.0, NUM_PIXELS, NUM_PIXELS * SHAPE.num_frames, NUM_PIXELS * SHAPE.num_frames)
+PROCESSES = DecodeProcesses(DecodingBounds())
 
 
 @pytest.fixture
 def within() -> Iterator[Callable[[VideoBounds], None]]:
     """`read_videos_within`, until the test ends."""
     before = VideoMediaIO.load_bytes, VideoMediaIO.load_base64
-    yield read_videos_within
+    yield partial(read_videos_within, processes=PROCESSES)
     VideoMediaIO.load_bytes, VideoMediaIO.load_base64 = before  # type: ignore[method-assign]
 
 
@@ -54,7 +56,6 @@ def test_frames_are_vllms_own(within: Callable[[VideoBounds], None]) -> None:
         replace(WIDE, max_frame_pixels=NUM_PIXELS - 1),
         replace(WIDE, max_pixels=NUM_PIXELS),
         replace(WIDE, max_file_pixels=NUM_PIXELS),
-        replace(WIDE, timeout_s=0.0),
     ],
 )
 def test_what_is_beyond_the_bounds_is_refused(
@@ -72,12 +73,12 @@ def test_what_is_no_video_reaches_no_decoder(
     within: Callable[[VideoBounds], None], media: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     within(WIDE)
-    opened: list[bytes] = []
-    monkeypatch.setattr(video_reader, "_open_capture", opened.append)
+    lent: list[object] = []
+    monkeypatch.setattr(DecodeProcesses, "lend", lambda *args: lent.append(args))
     for media_type in ("video/mp4", "video/jpeg"):  # vLLM reads the latter as a list of images
         with pytest.raises(VideoRefusedError, match="not a video"):
             read(media, media_type)
-    assert not opened
+    assert not lent
 
 
 def test_a_codec_without_a_decoder_is_refused_by_its_name(within: Callable[[VideoBounds], None]) -> None:

@@ -18,7 +18,12 @@ _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN = 0xD8, 0xD9, 0xDA
 
 
 def has_too_many_scans(jpeg: bytes) -> bool:
-    """Whether decoding `jpeg` would take more than `MAX_JPEG_SCANS` passes over it.
+    """Whether decoding `jpeg` would take more than `MAX_JPEG_SCANS` passes over it."""
+    return num_jpeg_scans(jpeg) > MAX_JPEG_SCANS
+
+
+def num_jpeg_scans(jpeg: bytes) -> int:
+    """Passes over the image that decoding `jpeg` takes, `MAX_JPEG_SCANS` + 1 at most.
 
     More than `MAX_JPEG_MARKERS` markers count as too many scans. What a decoder refuses anyway may be
     answered either way.
@@ -27,17 +32,17 @@ def has_too_many_scans(jpeg: bytes) -> bool:
     for _ in range(MAX_JPEG_MARKERS):
         found = _next_marker(jpeg, position)
         if found is None:
-            return False
+            return num_scans
         marker, position = jpeg[found + 1], found + 2
         if marker == _END_OF_IMAGE and num_scans > 0:  # before the first scan it ends a set of tables
-            return False
+            return num_scans
         if marker == _START_OF_SCAN:
             num_scans += 1
             if num_scans > MAX_JPEG_SCANS:
-                return True
+                return num_scans
         if marker >= _FIRST_WITH_LENGTH and marker not in (_START_OF_IMAGE, _END_OF_IMAGE):
             position += max(int.from_bytes(jpeg[position : position + 2]), 2)
-    return True
+    return MAX_JPEG_SCANS + 1
 
 
 def _next_marker(jpeg: bytes, position: int) -> int | None:

@@ -9,10 +9,20 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
 from triptych_common.domain.image_formats import IMAGE_FORMATS, MAX_IMAGE_PIXELS
-from triptych_common.domain.media_bounds import VideoBounds
+from triptych_common.domain.media_bounds import (
+    AUDIO_CODECS,
+    TIFF_COMPRESSIONS,
+    VIDEO_CODECS,
+    DecodingBounds,
+    VideoBounds,
+)
 from triptych_common.domain.media_options import OptionBounds, OptionRules
 from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
+
+DECODING_SHARE = 0.9
+"""Of `preprocess_timeout_s`, so that a decoder that does not end is the item's fault, and not tried again."""
+Codec = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*-]{1,64}$")]
 
 
 class MediaSettings(ServiceSettings):
@@ -65,6 +75,25 @@ class DecodingSettings(MediaSettings):
     preprocess_timeout_s: PositiveFloat = Field(
         default=20.0, description="to decode and preprocess one item; then its job fails"
     )
+    video_codecs: tuple[Codec, ...] = Field(
+        default=VIDEO_CODECS, description="codecs of videos that are decoded, by FFmpeg's names, or patterns"
+    )
+    audio_codecs: tuple[Codec, ...] = Field(
+        default=AUDIO_CODECS, description="codecs of audio that are decoded, by FFmpeg's names, or patterns"
+    )
+    tiff_compressions: tuple[Codec, ...] = Field(
+        default=TIFF_COMPRESSIONS,
+        description="where image_formats has TIFF: compressions that are decoded, by Pillow's names",
+    )
+    decode_processes: PositiveInt = Field(
+        default=2, description="child processes that decode videos, audio and rare images at once"
+    )
+    decode_cpu_s: PositiveInt = Field(
+        default=120, description="CPU seconds of all threads, to decode one item in a child process"
+    )
+    decode_memory_bytes: PositiveInt = Field(
+        default=1 << 30, description="memory of a child process that decodes, beyond its own 70 MiB"
+    )
 
     @property
     def video_bounds(self) -> VideoBounds:
@@ -74,5 +103,17 @@ class DecodingSettings(MediaSettings):
             max_frame_pixels=self.max_image_pixels,
             max_pixels=self.max_video_pixels,
             max_file_pixels=self.max_video_file_pixels,
-            timeout_s=self.preprocess_timeout_s,
+        )
+
+    @property
+    def decoding_bounds(self) -> DecodingBounds:
+        """What is decoded in child processes, and what it may cost."""
+        return DecodingBounds(
+            video_codecs=self.video_codecs,
+            audio_codecs=self.audio_codecs,
+            tiff_compressions=self.tiff_compressions,
+            num_processes=self.decode_processes,
+            cpu_s=self.decode_cpu_s,
+            num_bytes=self.decode_memory_bytes,
+            timeout_s=DECODING_SHARE * self.preprocess_timeout_s,
         )

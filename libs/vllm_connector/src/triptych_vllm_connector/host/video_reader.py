@@ -1,84 +1,140 @@
-"""From a video's bytes to its sampled frames: vLLM's own loaders, stopped before they cost too much.
+"""From a video's bytes to its sampled frames: vLLM's own loaders, on a decoder that can be ended.
 
 Which frames are taken depends on the model, and vLLM knows it. It looks for the video's end, chooses frames,
 and decodes all of them up to the last one. What the file says of itself is looked at before; then the chosen
-frames are counted, and the time is watched while they are decoded.
+frames are counted. OpenCV runs in a child process (`decoding`): vLLM's loaders call a `RemoteCapture`.
 """
 
-import os
-import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import cv2
+import numpy as np
 from pybase64 import b64decode
 from vllm.multimodal.media.video import VideoMediaIO
+from vllm.multimodal.video import PyNvVideoCodecVideoBackend, VideoLoader
 from vllm.multimodal.video_decoders import opencv
 
 from triptych_common.domain.containers import VIDEO_CONTAINERS, container_of
-from triptych_common.domain.media_bounds import VideoBounds
+from triptych_common.domain.media_bounds import VideoBounds, refused_codec
+from triptych_vllm_connector.decoding import messages
+from triptych_vllm_connector.decoding.processes import (
+    DecodeProcesses,
+    DecoderError,
+    MediaRefusedError,
+    Session,
+)
 
+DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}  # FFmpeg's names of our containers
 MAX_FRAMES_PER_S = 240  # of the file; more is no camera's
+THREAD_BYTES_PER_PIXEL = 8  # two frames of 10 bits: FFmpeg decodes a frame in each thread
+MAX_THREADS = 16
 _load_bytes = VideoMediaIO.load_bytes
+_open_video_capture = opencv.OpenCVVideoBackendMixin.open_video_capture
 
 
-class VideoRefusedError(ValueError):
+class VideoRefusedError(MediaRefusedError):
     """No video that is decoded here, or one beyond the bounds. Its text is shown to the caller."""
 
 
+class RemoteCapture:
+    """OpenCV's `VideoCapture`, as vLLM's loaders use it, of a video that a child process has open."""
+
+    def __init__(self, session: Session, container: str, bounds: VideoBounds) -> None:
+        """Raises VideoRefusedError: its codec is not decoded here."""
+        self.bounds = bounds
+        self._session = session
+        self._grabbed: deque[bool] = deque()  # by the child, and not yet by vLLM
+        self._targets: deque[int] = deque()  # frames to be retrieved, while the child may grab up to them
+        self._position = 0
+        streams = session.ask(messages.ListStreams(DEMUXERS[container], "video"), messages.Streams)
+        codec = refused_codec(streams.codecs, session.bounds.video_codecs)
+        if codec is not None:
+            raise VideoRefusedError(f"the codec {codec or 'of the video'!r} is not decoded here")
+        num_threads = session.bounds.num_bytes // (THREAD_BYTES_PER_PIXEL * max(streams.num_pixels, 1))
+        session.ask(messages.OpenCapture(min(max(num_threads, 1), MAX_THREADS)), messages.Acknowledged)
+
+    def get(self, name: int) -> float:
+        return self._session.ask(messages.GetProperty(name), messages.Number).value
+
+    def set(self, name: int, value: float) -> bool:
+        self._grabbed.clear()
+        self._targets.clear()
+        return self._session.ask(messages.SetProperty(name, value), messages.Flag).value
+
+    def expect_targets(self, frame_indices: list[int]) -> None:
+        """Let the child grab, at each `grab`, all frames up to the next one of `frame_indices`."""
+        self._targets = deque(sorted(set(frame_indices)))
+        self._position = 0
+
+    def grab(self) -> bool:
+        if not self._grabbed:
+            while self._targets and self._targets[0] < self._position:
+                self._targets.popleft()
+            count = self._targets[0] - self._position + 1 if self._targets else 1
+            request = messages.Grab(min(count, messages.MAX_GRABBED))
+            grabbed = self._session.ask(request, messages.Grabbed).are_good
+            if len(grabbed) != request.count:
+                raise DecoderError("not as many frames as were asked for", 0)
+            self._grabbed.extend(map(bool, grabbed))
+        self._position += 1
+        return self._grabbed.popleft()
+
+    def retrieve(self) -> tuple[bool, Any]:
+        """Return the frame that was grabbed last, in memory that the next one overwrites."""
+        frame = self._session.ask(messages.Retrieve(), messages.Frame)
+        num_pixels = frame.height * frame.width
+        if num_pixels == 0:
+            return False, None
+        if not 0 < num_pixels <= self.bounds.max_frame_pixels:
+            raise VideoRefusedError(
+                f"the video has a frame of more than {self.bounds.max_frame_pixels} pixels"
+            )
+        shape = (frame.height, frame.width, 3)
+        return True, np.ndarray(shape, np.uint8, self._session.view(3 * num_pixels))
+
+    def read(self) -> tuple[bool, Any]:
+        return self.retrieve() if self.grab() else (False, None)
+
+
+_capture: ContextVar[RemoteCapture | None] = ContextVar("capture", default=None)
+
+
 def _open_capture(data: bytes) -> Any:
-    """OpenCV's capture of a file in memory that has no name.
-
-    vLLM has it read from a Python buffer; there OpenCV 5 ends the process for some files that are damaged.
-
-    Raises:
-        ValueError: it cannot be opened.
-    """
-    file = os.memfd_create("video", os.MFD_CLOEXEC)
-    try:
-        with open(file, "wb", closefd=False) as writer:
-            writer.write(data)
-        capture = cv2.VideoCapture(f"/proc/self/fd/{file}", cv2.CAP_FFMPEG, [])
-    finally:
-        os.close(file)  # FFmpeg has opened it anew
-    if not capture.isOpened():
-        raise ValueError("the video cannot be opened")
-    return capture
+    """The capture that `load_video` has opened for this thread; without one, vLLM's own."""
+    return _capture.get() or _open_video_capture(data)
 
 
 opencv.OpenCVVideoBackendMixin.open_video_capture = staticmethod(_open_capture)
-
-
-class _WatchedCapture:
-    """OpenCV's capture, whose frames are decoded until `deadline`, a monotonic second."""
-
-    def __init__(self, capture: Any, deadline: float) -> None:
-        self._capture = capture
-        self._deadline = deadline
-
-    def __getattr__(self, name: str) -> Any:
-        if time.monotonic() > self._deadline:
-            raise VideoRefusedError("the video takes too long to decode")
-        return getattr(self._capture, name)
 
 
 class _BoundedLoader:
     """Mixin in front of one of vLLM's loaders."""
 
     bounds: VideoBounds
-    deadline: float
 
     @classmethod
     def read_frames(cls, cap: Any, frame_indices: list[int], *args: Any, **kwargs: Any) -> Any:
         if _num_pixels(cap) * len(frame_indices) > cls.bounds.max_pixels:
             message = f"the video's frames have more than {cls.bounds.max_pixels} pixels together"
             raise VideoRefusedError(message)
-        watched = _WatchedCapture(cap, cls.deadline)
-        frames, valid = super().read_frames(watched, frame_indices, *args, **kwargs)  # type: ignore[misc]
+        if cls._grabs_in_order() and not kwargs.get("frame_recovery"):
+            cap.expect_targets(frame_indices)
+        frames, valid = super().read_frames(cap, frame_indices, *args, **kwargs)  # type: ignore[misc]
         if not valid:  # OpenCV's FFmpeg opens AV1, for example, and has no decoder for it
             codec = int(cap.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode("ascii", "replace")
             message = f"OpenCV cannot decode any frame of the video, whose codec is {codec!r}"
             raise VideoRefusedError(f"{message}; H.264 and VP9, for example, are decoded")
         return frames, valid
+
+    @classmethod
+    def _grabs_in_order(cls) -> bool:
+        """Whether it grabs each frame from the first to the last target, and retrieves targets alone."""
+        reading = next(each for each in cls.__mro__[2:] if "read_frames" in each.__dict__)
+        return reading is VideoLoader
 
 
 def _num_pixels(cap: Any) -> int:
@@ -86,14 +142,10 @@ def _num_pixels(cap: Any) -> int:
     return int(cap.get(cv2.CAP_PROP_FRAME_WIDTH)) * int(cap.get(cv2.CAP_PROP_FRAME_HEIGHT))
 
 
-def _check_file(media: bytes, bounds: VideoBounds) -> None:
+def _check_file(cap: RemoteCapture, bounds: VideoBounds) -> None:
     """By what the file says of itself: nothing is decoded."""
-    cap = _open_capture(media)
-    try:
-        num_pixels, num_frames = _num_pixels(cap), int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
-        fps = cap.get(cv2.CAP_PROP_FPS)
-    finally:
-        cap.release()
+    num_pixels, num_frames = _num_pixels(cap), int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
+    fps = cap.get(cv2.CAP_PROP_FPS)
     if num_frames < 1:
         raise VideoRefusedError("the video has no frames")
     if num_frames > bounds.max_s * (min(fps, MAX_FRAMES_PER_S) if fps > 0 else MAX_FRAMES_PER_S):
@@ -105,31 +157,45 @@ def _check_file(media: bytes, bounds: VideoBounds) -> None:
         raise VideoRefusedError(message)
 
 
-def load_video(reader: VideoMediaIO, media: bytes, bounds: VideoBounds) -> Any:
+@contextmanager
+def _decoding_with(capture: RemoteCapture) -> Iterator[None]:
+    token = _capture.set(capture)
+    try:
+        yield
+    finally:
+        _capture.reset(token)
+
+
+def load_video(reader: VideoMediaIO, media: bytes, bounds: VideoBounds, processes: DecodeProcesses) -> Any:
     """Frames and their times, as `reader` makes them. Blocks.
 
     Raises:
-        VideoRefusedError: as it says.
+        MediaRefusedError: as it says.
         Exception: whatever decoders raise about a stranger's bytes.
     """
-    if container_of(media, VIDEO_CONTAINERS) is None:
+    container = container_of(media, VIDEO_CONTAINERS)
+    if container is None:
         raise VideoRefusedError("the bytes are not a video of a format that is decoded")
-    deadline = time.monotonic() + bounds.timeout_s
-    _check_file(media, bounds)
     loader = type(reader.video_loader)
-    bounded = {"bounds": bounds, "deadline": deadline}
-    reader.video_loader = type(loader.__name__, (_BoundedLoader, loader), bounded)()
-    return _load_bytes(reader, media)
+    is_other = reader.kwargs.get("backend", "opencv") != "opencv"
+    if is_other or issubclass(loader, PyNvVideoCodecVideoBackend):
+        raise VideoRefusedError("videos are decoded by OpenCV alone; take the option backend out")
+    with processes.lend(media, "video") as session:
+        capture = RemoteCapture(session, container, bounds)
+        _check_file(capture, bounds)
+        reader.video_loader = type(loader.__name__, (_BoundedLoader, loader), {"bounds": bounds})()
+        with _decoding_with(capture):
+            return _load_bytes(reader, media)
 
 
-def read_videos_within(bounds: VideoBounds) -> None:
+def read_videos_within(bounds: VideoBounds, processes: DecodeProcesses) -> None:
     """From now on this process's vLLM decodes videos by `load_video` alone.
 
     Nothing else of it that looks like a video is read: sequences of JPEGs have no file that could be checked.
     """
 
     def load_bytes(reader: VideoMediaIO, media: bytes) -> Any:
-        return load_video(reader, media, bounds)
+        return load_video(reader, media, bounds, processes)
 
     def load_base64(reader: VideoMediaIO, media_type: str, data: str) -> Any:
         return load_bytes(reader, b64decode(data, validate=True))

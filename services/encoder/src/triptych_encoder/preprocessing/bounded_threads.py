@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from triptych_common.runtime.liveness import run_delay_s
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing.cost_budget import CostBudget
+from triptych_vllm_connector.decoding.processes import CORE_WAITS, CoreWaits
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,7 @@ class _Running:
         self._started_at = started_at
         self._thread: int | None = None  # the kernel's id, once it runs
         self._waited_before_s = 0.0
+        self._child_waits = CoreWaits()  # of a process that decodes for the thread
         self._waited_s = 0.0
 
     def begin(self) -> None:
@@ -33,11 +35,13 @@ class _Running:
         thread = threading.get_native_id()
         self._waited_before_s = waited_s(thread)
         self._thread = thread
+        CORE_WAITS.set(self._child_waits)
 
     def elapsed_s(self, now: float) -> float:
         """Return seconds since the start in which the thread ran or slept; `now`: on the loop's clock."""
         if self._thread is not None:
-            self._waited_s = max(self._waited_s, waited_s(self._thread) - self._waited_before_s)
+            waited = waited_s(self._thread) - self._waited_before_s + self._child_waits()
+            self._waited_s = max(self._waited_s, waited)
         return now - self._started_at - self._waited_s
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import Image
 from vllm.multimodal.media.base import MediaWithBytes
 from vllm.multimodal.media.image import ImageMediaIO
 
@@ -18,6 +18,9 @@ from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
+from triptych_vllm_connector.decoding.images import upright
+from triptych_vllm_connector.decoding.processes import DecodeProcesses, MediaRefusedError
+from triptych_vllm_connector.host.image_reader import decoded_apart
 
 _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
 
@@ -34,6 +37,8 @@ def decoding(what: str) -> Iterator[None]:
         yield
     except BadMediaError:
         raise
+    except MediaRefusedError as error:
+        raise BadMediaError(str(error)) from error
     except Exception as error:
         if is_transient(error):
             raise PreprocessFailedError(f"the encoder had no resources to decode {what}") from error
@@ -46,6 +51,7 @@ class ImageDecoder:
 
     formats: Collection[str]
     max_pixels: int
+    processes: DecodeProcesses  # for images that a thread should not decode
 
     def check(self, image: ImageProperties | None) -> ImageProperties:
         """The job's properties of the image, if it may be decoded.
@@ -74,11 +80,11 @@ class ImageDecoder:
             PreprocessFailedError: this machine could not do it, now.
         """
         with decoding("an image"):
-            return _decode(media, image, options)
+            return _decode(media, image, options, self.processes)
 
 
 def _decode(
-    media: bytes, properties: ImageProperties, options: Mapping[str, Any]
+    media: bytes, properties: ImageProperties, options: Mapping[str, Any], processes: DecodeProcesses
 ) -> MediaWithBytes[Image.Image]:
     if properties.format == "JPEG" and has_too_many_scans(media):
         raise BadMediaError(f"the image has more than {MAX_JPEG_SCANS} scans")
@@ -87,20 +93,10 @@ def _decode(
         found = (_NAMES.get(str(opened.format), opened.format), *opened.size)
         if found != (properties.format, properties.width, properties.height):
             raise BadMediaError("the image is not the one that the gateway saw")
-        image = _upright(opened)
+        image = decoded_apart(opened, media, processes) or upright(opened)
         image.load()
     converted = reader._convert_image_mode(image)
     io_config = None
     if converted is not image:
         io_config = {"image_mode": reader.image_mode, "rgba_background_color": reader.rgba_background_color}
     return MediaWithBytes(converted, media, io_config)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """By its EXIF orientation. As vLLM does, an orientation that cannot be read is ignored."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception as error:
-        if is_transient(error):
-            raise
-        return image

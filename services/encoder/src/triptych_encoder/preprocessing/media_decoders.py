@@ -7,6 +7,7 @@ from triptych_encoder.encoding import LARGE_PIXELS, PreprocessLimits
 from triptych_encoder.preprocessing.audio_decoding import AudioDecoder
 from triptych_encoder.preprocessing.decoding import ImageDecoder, decoding
 from triptych_encoder.preprocessing.video_decoding import VideoDecoder
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
 
 
 class MediaDecoders:
@@ -14,9 +15,10 @@ class MediaDecoders:
 
     def __init__(self, limits: PreprocessLimits, video_backend: str | None) -> None:
         """`video_backend`: see `VideoDecoder`."""
-        self._image = ImageDecoder(limits.image_formats, limits.max_image_pixels)
-        self._video = VideoDecoder(limits.video, video_backend)
-        self._audio = AudioDecoder(limits.audio)
+        processes = DecodeProcesses(limits.decoding)
+        self._image = ImageDecoder(limits.image_formats, limits.max_image_pixels, processes)
+        self._video = VideoDecoder(limits.video, processes, video_backend)
+        self._audio = AudioDecoder(limits.audio, processes)
         # Half of what may be worked on at once: how large a video is shows when it is opened. Audio counts
         # as a small image.
         self._video_cost = max(LARGE_PIXELS + 1, limits.num_pixels // 2)

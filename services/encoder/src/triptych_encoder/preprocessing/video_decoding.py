@@ -8,8 +8,8 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
 from triptych_common.domain.media_bounds import VideoBounds
-from triptych_encoder.encoding import BadMediaError
-from triptych_vllm_connector.host.video_reader import VideoRefusedError, load_video
+from triptych_vllm_connector.decoding.processes import DecodeProcesses
+from triptych_vllm_connector.host.video_reader import load_video
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class VideoDecoder:
     """For one model."""
 
     bounds: VideoBounds
+    processes: DecodeProcesses
     backend: str | None  # vLLM's name of the loader that chooses the model's frames; None: its default
 
     def decode(self, media: bytes, options: Mapping[str, Any]) -> Any:
@@ -26,12 +27,9 @@ class VideoDecoder:
             options: the request's `media_io_kwargs` for videos.
 
         Raises:
-            BadMediaError: no video that is decoded here, or one beyond the bounds.
+            MediaRefusedError: no video that is decoded here, or one beyond the bounds.
             Exception: whatever decoders raise about a stranger's bytes.
         """
         backend = {} if self.backend is None else {"video_backend": self.backend}
         reader = VideoMediaIO(ImageMediaIO(image_mode="RGB"), **{**backend, **options})
-        try:
-            return load_video(reader, media, self.bounds)
-        except VideoRefusedError as error:
-            raise BadMediaError(str(error)) from None
+        return load_video(reader, media, self.bounds, self.processes)
