@@ -1,4 +1,4 @@
-"""Grammars that end a process or take minutes, on real engines: their callers get 400, and nobody else notices."""
+"""Grammars that end a process or take minutes, on real engines: 400 for their callers, nothing for others."""
 
 import concurrent.futures
 import json
@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.real.joining import records_of
 from tests.support.real.processes import Part, pids_of
 from tests.support.real.system import MODEL, System
 from tests.support.vllm_connector.grammars import NESTED, schema
@@ -34,7 +35,7 @@ def response_format(json_schema: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_hostile_grammar_ends_no_process_and_keeps_nobody_waiting(system: System) -> None:
     gateway = system.base_url.removesuffix("/v1")
-    instance = system.instances()[PREFILL_DECODE].url
+    instance = records_of(system)[PREFILL_DECODE].url
     before = pids_of(system, PREFILL_DECODE, Part.HOST)
 
     refused = ask(gateway, response_format=response_format(POISON))
@@ -68,7 +69,7 @@ def test_a_hostile_grammar_ends_no_process_and_keeps_nobody_waiting(system: Syst
 
 
 def test_a_stream_whose_grammar_is_refused_has_no_text(system: System) -> None:
-    instance = system.instances()[PREFILL_DECODE].url
+    instance = records_of(system)[PREFILL_DECODE].url
     answer = ask(instance, response_format=response_format(POISON), stream=True)
     assert "too complex" in answer.text, answer.text[:500]
     assert '"content"' not in answer.text

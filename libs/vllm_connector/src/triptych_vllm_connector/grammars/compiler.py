@@ -129,7 +129,7 @@ class GrammarCompiler:
             file.flush()
             compiler = cls(tokenizer_fd, limits)
             try:
-                compiler._server = await compiler._start_server()  # ready some seconds later
+                await compiler._running_server()
                 yield compiler
             finally:
                 await compiler._end_server()

@@ -55,7 +55,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "tools[0].parameters": {"tools": [{"type": "function", "name": "f", "parameters": POISON}]},
     "tools[0].input_schema": {"tools": [{"name": "f", "input_schema": POISON}]},
-    "tools[0].format": {"tools": [{"type": "custom", "format": {"type": "grammar", "definition": NESTED[49_800:50_200]}}]},
+    "tools[0].format": {"tools": [{"type": "custom", "format": {"definition": NESTED[49_800:50_200]}}]},
 }  # fmt: skip
 
 
