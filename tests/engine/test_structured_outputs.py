@@ -35,7 +35,7 @@ def response_format(json_schema: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_hostile_grammar_ends_no_process_and_keeps_nobody_waiting(system: System) -> None:
     gateway = system.base_url.removesuffix("/v1")
-    instance = records_of(system)[PREFILL_DECODE].url
+    instance = str(records_of(system)[PREFILL_DECODE].url)
     before = pids_of(system, PREFILL_DECODE, Part.HOST)
 
     refused = ask(gateway, response_format=response_format(POISON))
@@ -69,7 +69,7 @@ def test_a_hostile_grammar_ends_no_process_and_keeps_nobody_waiting(system: Syst
 
 
 def test_a_stream_whose_grammar_is_refused_has_no_text(system: System) -> None:
-    instance = records_of(system)[PREFILL_DECODE].url
+    instance = str(records_of(system)[PREFILL_DECODE].url)
     answer = ask(instance, response_format=response_format(POISON), stream=True)
     assert "too complex" in answer.text, answer.text[:500]
     assert '"content"' not in answer.text

@@ -90,7 +90,9 @@ async def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
 
 async def test_one_tenants_grammars_do_not_keep_anothers_waiting(shared: GrammarCompiler) -> None:
     many = [asyncio.create_task(shared.compile(schema(6001 + number), "attacker")) for number in range(20)]
-    await asyncio.to_thread(wait_until, lambda: compile_processes(shared), 30, "one of them is compiled")
+    await asyncio.to_thread(
+        wait_until, lambda: bool(compile_processes(shared)), 30, "one of them is compiled"
+    )
     assert await shared.compile(GrammarJob("regex", "[a-z]"), "neighbour") is None
     assert sum(task.done() for task in many) <= 1
     for task in many:
@@ -103,7 +105,7 @@ async def test_one_tenants_grammars_do_not_keep_anothers_waiting(shared: Grammar
 
 async def test_a_caller_who_goes_away_ends_the_compile_process(shared: GrammarCompiler) -> None:
     asked = asyncio.create_task(shared.compile(schema(7000), ""))
-    await asyncio.to_thread(wait_until, lambda: compile_processes(shared), 30, "it is compiled")
+    await asyncio.to_thread(wait_until, lambda: bool(compile_processes(shared)), 30, "it is compiled")
     (process,) = compile_processes(shared)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)

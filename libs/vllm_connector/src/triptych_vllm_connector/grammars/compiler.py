@@ -57,7 +57,7 @@ class SlowGrammar:
         self._fd = fd
         self.num_bytes = num_bytes
         # The descriptor's number is used again when this object is gone: EngineCore compares the inode.
-        self.place = [f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino] if num_bytes else []
+        self.place: list[Any] = [f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino] if num_bytes else []
 
     def __del__(self) -> None:
         os.close(self._fd)

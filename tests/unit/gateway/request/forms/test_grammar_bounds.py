@@ -118,7 +118,8 @@ def test_ordinary_ones_pass(fields: dict[str, Any]) -> None:
 
 def test_values_of_the_wrong_type_are_left_to_vllm() -> None:
     names = ("structured_outputs", "response_format", "text", "output_config", "tools")
-    for value in (None, 1, "x", [], [1], {}):
+    values: tuple[Any, ...] = (None, 1, "x", [], [1], {})
+    for value in values:
         assert refusal(**dict.fromkeys(names, value)) is None
 
 
