@@ -4,6 +4,7 @@ vLLM would convert it in this process, on its event loop, once per prompt. What 
 checks; its calls into xgrammar's C++ code are left out here.
 """
 
+import asyncio
 import copy
 import functools
 from collections.abc import AsyncIterator
@@ -25,8 +26,6 @@ PARAM = "structured_outputs"
 @asynccontextmanager
 async def compiled_first(engine: Any, *, timeout_s: float, memory_bytes: int) -> AsyncIterator[None]:
     """Have `engine`, vLLM's `AsyncLLM`, take structured requests only if their grammar has been compiled."""
-    import asyncio
-
     info = await asyncio.to_thread(_serialized_tokenizer, engine.vllm_config)
     leave_conversion_out()
     if info is None:

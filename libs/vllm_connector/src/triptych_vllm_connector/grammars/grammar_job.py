@@ -1,5 +1,6 @@
 """One grammar to compile, as the compile server takes it, made of vLLM's parameters of a request."""
 
+import json
 from typing import Any, Literal, NamedTuple, Self
 
 GrammarKind = Literal["json", "regex", "lark", "ebnf", "structural_tag"]
@@ -40,6 +41,4 @@ class GrammarJob(NamedTuple):
 
 def _text_of(schema: Any) -> str:
     """As vLLM's `get_structured_output_key` writes it."""
-    import json
-
     return schema if isinstance(schema, str) else json.dumps(schema)
