@@ -26,7 +26,6 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
         warm_up_works,
     )
     from triptych_vllm_connector.host.engine_watchdog import StallCheck
-    from triptych_vllm_connector.plugin import RELEASE_BACKEND
     from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE, WorkerRpc
 
 LONG_S = 60.0
@@ -169,7 +168,7 @@ async def test_each_way_of_sampling_is_worked_and_what_vllm_refuses_is_left_out(
     assert {params.max_tokens for _, _, params in worked[1:]} == {2}, "prefill and decode"
     for field in ("logprobs", "prompt_logprobs", "seed", "structured_outputs", "logit_bias", "bad_words"):
         assert any(getattr(params, field) not in (None, []) for _, _, params in worked), field
-    assert engine.calls == [KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE, RELEASE_BACKEND]
+    assert engine.calls == [KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE]
 
 
 async def test_a_first_work_that_is_refused_ends_the_start() -> None:

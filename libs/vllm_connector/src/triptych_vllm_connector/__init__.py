@@ -1,9 +1,10 @@
 """What Triptych puts inside vLLM, loaded through vLLM's own options (`host.engine_options` builds them).
 
 host/           host processes: engine options, namespace, what the machine offers.
+grammars/       hosts and EngineCore of prefill_decode: structured outputs are compiled where it can be ended.
 records/        host processes: what a renderer makes of an item, recorded and replayed.
 decoding/       host processes and their children: media are decoded where a decoder can be ended.
-plugin          every process of vLLM: the five changes for which vLLM has no option.
+plugin          every process of vLLM: the six changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
 plain/          EngineCore and workers of engines that users start with vLLM alone: another connector.
 config          the connector's options, in every process.

@@ -1,13 +1,13 @@
 """vLLM general plugin: loaded by vLLM in each of its processes, before any other code of Triptych.
 
-It changes vLLM in five places, each because no option exists for it:
+It changes vLLM in six places, each because no option exists for it:
 1. vLLM's tracer: its spans go where Triptych's go (`_use_triptych_tracing`).
 2. the worker's message queue, whose readers spin for a second after each message (`_stop_spinning`).
 3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
-4. EngineCore's methods that hosts may call: the worker probes the slab on its GPU (`_let_host_probe_slab`),
-   and a warm-up leaves the backend of structured outputs open (`_let_host_release_backend`).
-5. the resampling of sounds, where there is no torchaudio (`_resample_without_torchaudio`).
-Without Triptych's connector in the configuration none of the first four changes what a user sees.
+4. EngineCore's methods that hosts may call: the worker probes the slab on its GPU (`_let_host_probe_slab`).
+5. EngineCore's threads that compile grammars: slow ones have a thread apart (`_compile_slow_grammars_apart`).
+6. the resampling of sounds, where there is no torchaudio (`_resample_without_torchaudio`).
+Without Triptych's connector in the configuration none of the first five changes what a user sees.
 """
 
 import functools
@@ -23,9 +23,6 @@ UNCERTAIN_S = 0.005
 UNCERTAIN_RECHECK_MS = 1
 RECHECK_MS = 50
 
-RELEASE_BACKEND = "triptych_release_backend"
-"""Name of EngineCore's method."""
-
 
 def register() -> None:
     """Entry point `vllm.general_plugins`."""
@@ -33,7 +30,7 @@ def register() -> None:
     _stop_spinning()
     _let_scheduler_wake_engine()
     _let_host_probe_slab()
-    _let_host_release_backend()
+    _compile_slow_grammars_apart()
     _resample_without_torchaudio()
 
 
@@ -110,21 +107,10 @@ def _let_host_probe_slab() -> None:
     EngineCore.triptych_probe_slab = probe_in_engine
 
 
-def _let_host_release_backend() -> None:
-    """With `auto`, the first structured request chooses vLLM's backend for all: it is to be a caller's."""
-    from vllm.v1 import structured_output
-    from vllm.v1.engine.core import EngineCore
+def _compile_slow_grammars_apart() -> None:
+    from triptych_vllm_connector.grammars.compiled import use_slow_lane
 
-    def release_backend(self: Any) -> None:
-        manager = self.structured_output_manager
-        backend = manager.backend
-        if backend is None or self.vllm_config.structured_outputs_config.backend != "auto":
-            return
-        manager.backend = manager._grammar_bitmask = None
-        # It has read the whole vocabulary: the first request that needs this kind takes it again.
-        setattr(structured_output, type(backend).__name__, lambda *_, **__: backend)
-
-    EngineCore.triptych_release_backend = release_backend
+    use_slow_lane()
 
 
 def _resample_without_torchaudio() -> None:

@@ -21,6 +21,7 @@ from triptych_gateway.files.uploads import FileUploads, UploadTimes
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import RequestParser
 from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.forms.grammar_bounds import GrammarBounds
 from triptych_gateway.request.image_header import ImageLimits
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.json_bounds import BodyBounds
@@ -140,6 +141,7 @@ def request_parsers(
         BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
         settings.max_messages,
         settings.max_choices,
+        GrammarBounds(max_chars=settings.max_grammar_chars),
     )
     options = RequestOptions(settings.request_processor_options, settings.media_options)
     return (

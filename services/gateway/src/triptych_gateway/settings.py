@@ -117,6 +117,8 @@ class GatewaySettings(MediaSettings):
     max_messages: PositiveInt = 2000
     max_choices: PositiveInt = 128
     """A request's `n`."""
+    max_grammar_chars: PositiveInt = 64 << 10
+    """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters."""
     max_header_bytes: PositiveInt = 64 << 10
     """Of a request's line and headers together, and of what frames its body."""
     header_timeout_s: PositiveFloat = 10.0

@@ -49,11 +49,13 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import warm_up, warm_up_works
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
+from triptych_vllm_connector.grammars.checked import compiled_first
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import (
     check_division,
     check_engine_options,
+    fix_structured_outputs_backend,
     prefill_decode_options,
 )
 from triptych_vllm_connector.host.engine_watchdog import StallCheck, engine_cpu_seconds
@@ -115,6 +117,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     ]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
+    fix_structured_outputs_backend(args)
     check_division(args, role)
     if kv_config is not None:
         check_kv_transfer(args.kv_transfer_config, kv_config, role)
@@ -139,7 +142,14 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 traces_max_age_s=settings.traces_max_age_s,
             )
             try:
-                async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:
+                async with (
+                    compiled_first(
+                        engine,
+                        timeout_s=settings.grammar_timeout_s,
+                        memory_bytes=settings.grammar_memory_bytes,
+                    ),
+                    PrefillDecodeService.open(settings, config, engine, args, sockets) as service,
+                ):
                     if settings.warm_up:
                         works = await warm_up_works(engine)
                         check = StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=on_gpu))

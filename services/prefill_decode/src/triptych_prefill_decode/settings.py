@@ -65,6 +65,12 @@ class PrefillDecodeSettings(DecodingSettings):
     warm_up: bool = Field(
         default=True, description="generate a few tokens before this instance registers: first steps are slow"
     )
+    grammar_timeout_s: PositiveFloat = Field(
+        default=10.0, description="to compile one structured output's grammar; then its request gets 400"
+    )
+    grammar_memory_bytes: PositiveInt = Field(
+        default=512 << 20, description="memory for that; a grammar that takes more gets 400"
+    )
     preallocation: Literal["sync", "async"] = "sync"
     core_policy: CorePolicy = Field(
         default="text_first",

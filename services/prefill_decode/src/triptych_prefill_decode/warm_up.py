@@ -21,7 +21,6 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
-from triptych_vllm_connector.plugin import RELEASE_BACKEND
 from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE
 
 log = get_logger(__name__)
@@ -72,7 +71,6 @@ class WorkingEngine(Protocol):
     """vLLM's `AsyncLLM`, as far as it is used here."""
 
     vllm_config: Any
-    engine_core: Any  # its `call_utility_async` calls a method of EngineCore
     logger_manager: Any  # takes what the engine reports of each step; None: nothing does
 
     def get_tokenizer(self) -> Any: ...
@@ -151,7 +149,6 @@ async def _do(
                     refused.append(str(error))
             async with watchdog.waiting():
                 await engine.collective_rpc(RESTORE_RANDOM_STATE)
-                await engine.engine_core.call_utility_async(RELEASE_BACKEND)
                 # False where a block is still held: what stays is evicted as all others are.
                 await engine.reset_prefix_cache()
     except WarmUpError:

@@ -10,7 +10,13 @@ from pydantic import ValidationError
 
 from triptych_vllm_connector.config import ConnectorConfig, engine_session_name, worker_session_name
 from triptych_vllm_connector.host import namespace
-from triptych_vllm_connector.host.engine_options import encoder_options, option_value, prefill_decode_options
+from triptych_vllm_connector.host.engine_options import (
+    UnsupportedOptionError,
+    encoder_options,
+    fix_structured_outputs_backend,
+    option_value,
+    prefill_decode_options,
+)
 from triptych_vllm_connector.host.namespace import UnsupportedVLLMError, vllm_version
 
 
@@ -135,3 +141,17 @@ def test_no_vllm_or_another_one_is_an_error(
     monkeypatch.setattr(namespace, "version", version_of(installed))
     with pytest.raises(UnsupportedVLLMError, match=message):
         vllm_version()
+
+
+@pytest.mark.parametrize("backend", ["auto", "xgrammar"])
+def test_one_backend_of_structured_outputs_serves_all_requests(backend: str) -> None:
+    """With `auto` the first one that needs another backend would choose it for all others."""
+    args = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend=backend))
+    fix_structured_outputs_backend(args)
+    assert args.structured_outputs_config.backend == "xgrammar"
+
+
+def test_a_backend_whose_grammars_are_compiled_in_the_engine_is_refused() -> None:
+    args = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="outlines"))
+    with pytest.raises(UnsupportedOptionError, match="cannot be outlines"):
+        fix_structured_outputs_backend(args)

@@ -178,6 +178,23 @@ def check_has_media(args: Any) -> None:
         )
 
 
+def fix_structured_outputs_backend(args: Any) -> None:
+    """Set xgrammar as the backend of structured outputs. `args`: vLLM's options, as parsed; changed in place.
+
+    By vLLM's default the first structured request chooses the backend for all that follow.
+
+    Raises:
+        UnsupportedOptionError: the operator names another backend.
+    """
+    config = args.structured_outputs_config
+    if config.backend not in ("auto", "xgrammar"):
+        raise UnsupportedOptionError(
+            f"--structured-outputs-config: the backend cannot be {config.backend}: only grammars of xgrammar "
+            "are compiled in a process that can be ended. Take `backend` out"
+        )
+    config.backend = "xgrammar"
+
+
 def check_engine_options(args: Any) -> None:
     """Check vLLM's options as parsed, however they were spelled.
 

@@ -19,6 +19,7 @@ from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.forms.completions import COMPLETIONS
 from triptych_gateway.request.forms.form import Form, RequestLimits
+from triptych_gateway.request.forms.grammar_bounds import check_grammars
 from triptych_gateway.request.forms.messages import MESSAGES
 from triptych_gateway.request.forms.responses import RESPONSES
 from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
@@ -127,6 +128,7 @@ def parse_chat_request(
     body = validate_body(form.body, fields)
     refuse_privileged(fields, endpoint)
     options.check_options(fields)
+    check_grammars(fields, limits.grammars)
     name = endpoint.inputs[0]
     if isinstance(fields[name], list) and len(fields[name]) > limits.max_messages:
         message = f"{name} holds more than {limits.max_messages}"

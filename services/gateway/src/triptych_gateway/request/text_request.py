@@ -22,6 +22,7 @@ from triptych_gateway.request.chat_request import (
 )
 from triptych_gateway.request.content_parts import MediaPart, check_text_part, check_text_parts
 from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.forms.grammar_bounds import check_grammars
 from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
@@ -89,6 +90,7 @@ def parse_text_request(
     body = validate_body(TextBody, fields)
     refuse_privileged(fields, endpoint)
     options.check_options(fields)
+    check_grammars(fields, limits.grammars)
     for name in endpoint.inputs:
         _check_input(fields.get(name), name, limits.max_messages)
     _check_numbers(fields, body, endpoint, limits)

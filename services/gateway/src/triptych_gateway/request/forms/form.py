@@ -7,6 +7,7 @@ from typing import Any
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import FormBody
 from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.forms.grammar_bounds import GrammarBounds
 from triptych_gateway.request.json_bounds import BodyBounds
 
 Fields = dict[str, Any]
@@ -19,6 +20,7 @@ class RequestLimits:
     body: BodyBounds = field(default_factory=BodyBounds)
     max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
     max_choices: int = 128  # each is a request of its own in prefill_decode's engine
+    grammars: GrammarBounds = field(default_factory=GrammarBounds)
 
 
 @dataclass(frozen=True, slots=True)

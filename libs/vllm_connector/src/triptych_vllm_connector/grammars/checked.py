@@ -1,0 +1,128 @@
+"""Host: a request's grammar is compiled by the compile server before the engine's client takes the request.
+
+vLLM would convert it in this process, on its event loop, once per prompt. What vLLM checks in Python it still
+checks; its calls into xgrammar's C++ code are left out here.
+"""
+
+import asyncio
+import copy
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from triptych_vllm_connector.grammars.compiled import SLOW_FIELD, tokenizer_info_of
+from triptych_vllm_connector.grammars.compiler import GrammarCompiler, GrammarRefusedError
+from triptych_vllm_connector.grammars.grammar_job import GrammarJob
+
+PARAM = "structured_outputs"
+
+
+@asynccontextmanager
+async def compiled_first(engine: Any, *, timeout_s: float, memory_bytes: int) -> AsyncIterator[None]:
+    """Have `engine`, vLLM's `AsyncLLM`, take structured requests only if their grammar has been compiled."""
+    info = await asyncio.to_thread(_serialized_tokenizer, engine.vllm_config)
+    leave_conversion_out()
+    if info is None:
+        yield
+        return
+    async with GrammarCompiler.open(info, timeout_s=timeout_s, memory_bytes=memory_bytes) as compiler:
+        check_requests(engine, compiler)
+        yield
+
+
+def check_requests(engine: Any, compiler: GrammarCompiler) -> None:
+    """Put a check in front of `engine.add_request`, which everything that generates goes through."""
+    add_request = engine.add_request
+    is_compact = engine.vllm_config.structured_outputs_config.disable_any_whitespace
+
+    @functools.wraps(add_request)
+    async def add_checked(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(params, SamplingParams):
+            params = await _checked(params, prompt, compiler, is_compact)
+        return await add_request(request_id, prompt, params, *args, **kwargs)
+
+    engine.add_request = add_checked
+
+
+async def _checked(
+    params: SamplingParams, prompt: Any, compiler: GrammarCompiler, is_compact: bool
+) -> SamplingParams:
+    """`params`, with a mark if the grammar is slow.
+
+    Raises:
+        VLLMValidationError: the grammar cannot be compiled.
+    """
+    if SLOW_FIELD in (params.extra_args or {}):  # `vllm_xargs` of a caller
+        raise VLLMValidationError(f"{SLOW_FIELD} may not be set", parameter="vllm_xargs")
+    if params.structured_outputs is None:
+        return params
+    try:
+        job = GrammarJob.try_from_params(params.structured_outputs, is_compact=is_compact)
+        if job is None:
+            return params
+        tenant = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        slow = await compiler.compile(job, tenant or "")
+    except GrammarRefusedError as error:
+        kind = next(name for name in _KINDS if getattr(params.structured_outputs, name) is not None)
+        raise VLLMValidationError(f"{PARAM}.{kind} {error}", parameter=PARAM) from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise VLLMValidationError(f"{PARAM} is not valid: {error}"[:500], parameter=PARAM) from error
+    if slow is None:
+        return params
+    params = copy.copy(params)  # it may be of several prompts
+    params.extra_args = {**(params.extra_args or {}), SLOW_FIELD: slow.place}
+    return params
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
+
+
+def _serialized_tokenizer(vllm_config: Any) -> str | None:
+    """As EngineCore makes it; None for an engine that vLLM refuses structured outputs for."""
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    model_config = vllm_config.model_config
+    if model_config.skip_tokenizer_init or model_config.is_diffusion or model_config.runner_type == "pooling":
+        return None
+    backend = XgrammarBackend(
+        vllm_config,
+        tokenizer=cached_tokenizer_from_config(model_config),
+        vocab_size=model_config.get_vocab_size(),
+    )
+    serialized: str = tokenizer_info_of(backend).serialize_json()
+    return serialized
+
+
+class _ConvertedElsewhere:
+    """In the place of xgrammar's `Grammar`, where vLLM only wants to know whether a text is valid."""
+
+    @staticmethod
+    def _accept(*_: Any, **__: Any) -> None: ...
+
+    from_ebnf = from_json_schema = from_lark = from_regex = from_structural_tag = _accept
+
+
+class _NotConverted:
+    """In the place of xgrammar's `Grammar`, where vLLM would put the converted text into a larger grammar."""
+
+    @staticmethod
+    def from_lark(*_: Any, **__: Any) -> NoReturn:
+        raise VLLMValidationError("a Lark grammar cannot be combined with tools: write it in EBNF")
+
+
+def leave_conversion_out() -> None:
+    """Keep callers' texts away from xgrammar in this process. EngineCore is another process."""
+    import xgrammar
+    from vllm.parser import abstract_parser
+    from vllm.v1.structured_output import backend_xgrammar
+
+    backend_xgrammar.xgr = SimpleNamespace(
+        Grammar=_ConvertedElsewhere, StructuralTagItem=xgrammar.StructuralTagItem
+    )
+    abstract_parser.Grammar = _NotConverted

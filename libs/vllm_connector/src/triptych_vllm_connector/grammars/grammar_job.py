@@ -1,0 +1,44 @@
+"""One grammar to compile, as the compile server takes it, made of vLLM's parameters of a request."""
+
+import json
+from typing import Any, Literal, NamedTuple, Self
+
+GrammarKind = Literal["json", "regex", "lark", "ebnf", "structural_tag"]
+
+
+class GrammarJob(NamedTuple):
+    """Host -> compile server: what to compile. Equal jobs compile to the same grammar."""
+
+    kind: GrammarKind
+    text: str
+    is_compact: bool = False  # JSON without white space (vLLM's `disable_any_whitespace`)
+
+    @classmethod
+    def try_from_params(cls, params: Any, *, is_compact: bool) -> Self | None:
+        """The job of vLLM's `StructuredOutputsParams`; None for `json_object`, which is the same for all.
+
+        Raises:
+            VLLMValidationError: JSON that is nested too deeply.
+            TypeError, ValueError: a value that cannot be a grammar.
+        """
+        from vllm.sampling_params import check_json_nesting
+        from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+        if params.json is not None:
+            check_json_nesting(params.json)
+            return cls("json", _text_of(params.json), is_compact)
+        if params.regex is not None:
+            return cls("regex", params.regex)
+        if params.choice is not None:
+            return cls("ebnf", choice_as_grammar(params.choice))
+        if params.grammar is not None:
+            return cls("lark" if grammar_is_likely_lark(params.grammar) else "ebnf", params.grammar)
+        if params.structural_tag is not None:
+            check_json_nesting(params.structural_tag, structural_tag=True)
+            return cls("structural_tag", params.structural_tag)
+        return None
+
+
+def _text_of(schema: Any) -> str:
+    """As vLLM's `get_structured_output_key` writes it."""
+    return schema if isinstance(schema, str) else json.dumps(schema)
