@@ -140,6 +140,8 @@ def request_parsers(
         BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
         settings.max_messages,
         settings.max_choices,
+        settings.max_answer_tokens,
+        settings.max_logprobs,
     )
     options = RequestOptions(settings.request_processor_options, settings.media_options)
     return (
