@@ -150,7 +150,7 @@ COUNTED_MESSAGES: Mapping[str, Schema] = {
 }
 MESSAGES_API: Mapping[str, Schema] = {
     **COUNTED_MESSAGES,
-    "max_tokens": {"type": "integer"},
+    "max_tokens": INTEGER,
     "stream": STREAM,
     "stop_sequences": STOP_SEQUENCES,
     "temperature": NUMBER,

@@ -187,7 +187,7 @@ _MESSAGE: Schema = {
 }
 MESSAGES: Schema = {"type": "array", "items": _MESSAGE}
 MESSAGES_OR_CHATS: Schema = {
-    "type": ["array", "null"],
+    "type": ["array", "string", "null"],
     "items": {**_MESSAGE, "type": ["object", "array"], "items": _MESSAGE},
 }
 SCORED: Schema = {
