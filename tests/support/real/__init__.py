@@ -14,5 +14,6 @@ inspection      what the system holds, and whether it is whole
 warm            processes that are forked from one which has imported vLLM
 text_models     a classifier with random weights
 weights         the demo model with other weights
+batches         a program: the answers of one engine to batches of requests with sampling fields
 ask_worker      a process: an encoder's engine whose host asks its worker for the store's slab
 """

@@ -141,7 +141,9 @@ def request_parsers(
         BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
         settings.max_messages,
         settings.max_choices,
-        GrammarBounds(max_chars=settings.max_grammar_chars),
+        settings.max_answer_tokens,
+        settings.max_logprobs,
+        grammars=GrammarBounds(max_chars=settings.max_grammar_chars),
     )
     options = RequestOptions(settings.request_processor_options, settings.media_options)
     return (

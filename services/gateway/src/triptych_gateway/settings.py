@@ -119,6 +119,11 @@ class GatewaySettings(MediaSettings):
     """A request's `n`."""
     max_grammar_chars: PositiveInt = 64 << 10
     """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters."""
+    max_answer_tokens: PositiveInt = 262_144
+    """Of all choices of one request together, where it asks for several; an answer whose longest is not named
+    counts 8,192."""
+    max_logprobs: PositiveInt = 250_000
+    """Log probabilities of one request: of all tokens of its answers, and of its prompts."""
     max_header_bytes: PositiveInt = 64 << 10
     """Of a request's line and headers together, and of what frames its body."""
     header_timeout_s: PositiveFloat = 10.0

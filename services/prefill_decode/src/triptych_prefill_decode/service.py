@@ -44,6 +44,7 @@ from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
+from triptych_prefill_decode.request_guards import guard_requests
 from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tokens
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import warm_up, warm_up_works
@@ -126,6 +127,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     read_image_formats_only(settings.image_formats, processes)
     read_audio_formats_only(processes)
     read_videos_within(settings.video_bounds, processes)
+    guard_requests()
     with contextlib.ExitStack() as held:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)

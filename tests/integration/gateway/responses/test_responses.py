@@ -166,8 +166,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no detail": ({"input": user(IMAGE | {"detail": "much"})}, "invalid_value", "input[0].content[0].detail"),
     "a screenshot": (
         {"input": [{"type": "computer_call_output", "output": {"image_url": "http://127.0.0.1:1/x"}}]},
-        "invalid_type",
-        "input[0].output",
+        "invalid_value",
+        "input[0].type",
     ),
     "a name beside text": (
         {"input": user(TEXT | {"image": "x"})},
@@ -183,7 +183,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a container": (
         {
             "input": "a",
-            "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "code_interpreter"}]}],
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "n",
+                    "description": "d",
+                    "tools": [{"type": "code_interpreter"}],
+                }
+            ],
         },
         "unsupported_tool",
         "tools[0].tools[0].type",

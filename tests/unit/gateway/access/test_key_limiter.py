@@ -69,8 +69,8 @@ class Bench:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    async def serve(self, *events: bytes, limits: KeyLimits = LIMITS) -> None:
-        async with self.hold(limits) as charge:
+    async def serve(self, *events: bytes, limits: KeyLimits = LIMITS, demand: RequestDemand = DEMAND) -> None:
+        async with self.hold(limits, demand) as charge:
             send = charge.meter(self.send)
             if events:
                 await send(dict(START))
@@ -93,6 +93,16 @@ async def test_an_answer_that_tells_its_usage() -> None:
     assert bench.counts.asked == [("alice", charges, 3)]
     assert bench.corrections == {"tokens": 30}
     assert bench.headers["x-ratelimit-remaining-tokens"] == "940"
+
+
+async def test_log_probabilities_of_what_was_answered_are_charged_in_the_end() -> None:
+    bench = Bench()
+    demand = RequestDemand("m", {"max_tokens": 100, "top_logprobs": 19}, 200, 0)
+    usage = b'{"prompt_tokens": 50, "completion_tokens": 40, "total_tokens": 90}'
+    await bench.serve(b'data: {"choices": [], "usage": ' + usage + b"}\n\n", demand=demand)
+    ((_, charges, _),) = bench.counts.asked
+    assert next(each.cost for each in charges if each.rate == "tokens") == 50 + 100 + 100
+    assert bench.corrections == {"tokens": 90 + 40 - 250}
 
 
 async def test_a_request_that_failed_before_its_answer_took_no_tokens() -> None:

@@ -1,5 +1,6 @@
 """What becomes of a prefill_decode that cannot be addressed, and of its error answers."""
 
+import orjson
 import pytest
 
 from triptych_gateway.chat.upstream import UnreachableError, first_event_error, open_answer, upstream_error
@@ -92,3 +93,11 @@ def test_a_refusal_that_vllms_messages_api_cannot_read_is_one(code: int, status:
 @pytest.mark.parametrize(("code", "status"), [(400, 400), (500, 503), (None, 503), ("x", 503)])
 def test_an_error_in_the_first_event(code: object, status: int) -> None:
     assert first_event_error({"message": "m", "code": code}).status_code == status
+
+
+def test_texts_of_an_error_are_cut_before_anything_looks_at_them() -> None:
+    long = {"message": "m" * 60_000, "param": "p" * 60_000, "code": "c" * 60_000}
+    error = upstream_error(400, orjson.dumps({"error": long}))
+    assert (len(error.message), len(error.param or ""), len(error.code)) == (2000, 300, 300)
+    hidden = first_event_error({"message": "input_value={'error': {" * 3000, "code": 400}, MESSAGES)
+    assert len(hidden.message) == 2000

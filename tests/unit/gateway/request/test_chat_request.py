@@ -170,7 +170,7 @@ def peak_bytes(check: Callable[[], object]) -> int:
 
 
 def test_a_long_key_costs_no_memory_per_element() -> None:
-    body = orjson.dumps(chat("x", tools={"k" * 20_000: [""] * 6_000}))
+    body = orjson.dumps(chat("x", functions={"k" * 20_000: [""] * 6_000}))
     assert peak_bytes(lambda: parse(body)) < 4 << 20
 
 
@@ -253,7 +253,7 @@ def test_deep_nesting_is_no_recursion_error() -> None:
     deep: Any = "x"
     for _ in range(200):
         deep = [deep]
-    assert parse(chat("x", tools=deep)).media == ()
+    assert parse(chat("x", functions=deep)).media == ()
     raw = orjson.dumps(chat("x", tools=None)).replace(b"null", b"[" * 400 + b"]" * 400)
     assert refusal(raw).code == "body_too_complex"
 
@@ -280,8 +280,6 @@ def test_too_many_messages() -> None:
     [
         ({"truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, "truncate_prompt_tokens"),
-        ({"chat_template_kwargs": {"truncation": True}}, "chat_template_kwargs.truncation"),
-        ({"chat_template_kwargs": {"max_length": 5}}, "chat_template_kwargs.max_length"),
     ],
 )
 def test_truncation_is_not_served_beside_media(fields: dict[str, Any], param: str) -> None:

@@ -14,6 +14,7 @@ from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.responses.response_request import ResponseRequest
 
 IMAGE = {"type": "input_image", "image_url": data_url(image_bytes())}
+ANSWER = {"type": "output_text", "text": "t", "annotations": []}
 TEXT = {"type": "input_text", "text": "a"}
 
 
@@ -57,11 +58,30 @@ def test_other_items_pass() -> None:
     items = [
         {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        {"type": "item_reference", "id": "x"},
-        {"role": "assistant", "content": [{"type": "output_text", "text": "t", "annotations": []}]},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "function_call_output", "call_id": "c", "output": [TEXT]},
+        {"type": "message", "role": "assistant", "content": [ANSWER, {"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": [TEXT]},
+        {"role": "assistant", "content": "t"},
     ]
     assert parse(input=items).body["input"] == items
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "item_reference", "id": "x"}, "input[0].type"),
+        ({"type": ["message"], "role": "user", "content": "a"}, "input[0].type"),
+        ({"role": "tool", "content": "a"}, "input[0].role"),
+        ({"role": "user", "content": [ANSWER]}, "input[0].content[0].type"),
+        ({"role": "assistant", "content": [ANSWER]}, "input[0].content[0].type"),
+        ({"role": "user", "content": ["a"]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": {"a": 1}}]}, "input[0].content[0]"),
+        ({"type": "function_call", "call_id": "c", "name": "f"}, "input[0].arguments"),
+        ({"type": "reasoning", "summary": [{"type": "summary_text"}]}, "input[0].summary[0].text"),
+    ],
+)
+def test_items_of_which_vllm_makes_hundreds_of_errors_are_refused(item: dict[str, Any], param: str) -> None:
+    assert refused(input=[item])[1] == param
 
 
 def test_images_of_system_messages_are_not_kept() -> None:
@@ -74,7 +94,6 @@ def test_what_may_not_stand_beside_media() -> None:
     for fields, name in (
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"chat_template_kwargs": {"truncation": True}}, "chat_template_kwargs.truncation"),
     ):
         assert refused(input=given, **fields) == ("unsupported", name)
         text = parse(input="a", **fields)
@@ -89,12 +108,15 @@ def test_what_may_not_stand_beside_media() -> None:
     [
         {"type": "function", "name": "f", "parameters": {}},
         {"type": "custom", "name": "f"},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
-        {"name": "vLLM's to refuse"},
+        {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "f"}]},
     ],
 )
 def test_tools_that_callers_run(tool: dict[str, Any]) -> None:
     assert parse(input="a", tools=[tool]).body["tools"] == [tool]
+
+
+def test_tools_without_a_type() -> None:
+    assert refused(input="a", tools=[{"name": "f"}]) == ("unsupported_tool", "tools[0].type")
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ class AnswerUsage:
                 return sum(number for name in names if isinstance(number := self._usage.get(name), int))
         return None
 
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens of the answer alone, as far as it has told them."""
+        for names in _PARTS:
+            if isinstance(number := self._usage.get(names[1]), int):
+                return number
+        return 0
+
     def meter(self, send: Send) -> Send:
         """`send`, such that what passes is read."""
 

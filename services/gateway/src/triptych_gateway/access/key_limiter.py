@@ -19,7 +19,6 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.answer_usage import AnswerUsage, Send, asking_for_usage
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limits import (
-    BYTES_PER_TOKEN,
     MEDIA_BYTES,
     REQUESTS,
     TOKENS,
@@ -28,6 +27,7 @@ from triptych_gateway.access.key_limits import (
     limit_reached,
     rate_headers,
 )
+from triptych_gateway.endpoints.answer_cost import BYTES_PER_TOKEN
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 
@@ -45,6 +45,7 @@ class RequestCharge:
     def __init__(self, limits: KeyLimits, demand: RequestDemand) -> None:
         self._prompt_tokens = demand.num_prompt_bytes // BYTES_PER_TOKEN
         self._media_bytes = demand.num_media_bytes
+        self._cost = demand.cost
         self._charges = demand.charges(limits)
         self._usage: AnswerUsage | None = None
         self._has_begun = False
@@ -86,7 +87,8 @@ class RequestCharge:
         if self._usage is None or not self._has_begun:
             return 0
         if self._usage.num_tokens is not None:
-            return self._usage.num_tokens
+            answer = self._usage.num_answer_tokens
+            return self._usage.num_tokens + self._cost.extra_tokens(self._usage.num_tokens - answer, answer)
         charged = next(charge.cost for charge in self._charges if charge.rate == TOKENS)
         return max(charged, self._prompt_tokens + self._usage.num_events)  # it broke off
 

@@ -12,20 +12,24 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from triptych_common.coordination import RateCharge
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.answer_cost import (
+    ANSWER_FIELDS,
+    BYTES_PER_TOKEN,
+    AnswerCost,
+    count_of,
+    num_prompts,
+)
 from triptych_gateway.errors import model_not_found
-from triptych_gateway.tracing.parameters import num_prompts
 
 Limit = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 Places = Annotated[int, Field(strict=True, ge=1, le=1000)]
 Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000)]
 ModelName = Annotated[str, StringConstraints(min_length=1)]
 
-BYTES_PER_TOKEN = 4  # of a prompt's text, to estimate its tokens
 PRIORITY_FIELD = "priority"  # of a body; vLLM's
 REQUESTS, TOKENS, MEDIA_BYTES, CONCURRENT = "requests", "tokens", "media_bytes", "concurrent_requests"
 _SHOWN = {REQUESTS: "requests per minute", TOKENS: "tokens per minute", MEDIA_BYTES: "media bytes per minute"}
 _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])  # of a body, as vLLM reads it
-_ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class KeyLimits(BaseModel):
@@ -102,10 +106,17 @@ class RequestDemand:
 
     @property
     def num_tokens(self) -> int:
-        """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for."""
-        answer = max(_count_of(self.body, name) or 0 for name in _ANSWER_FIELDS)
-        num_answers = (_count_of(self.body, "n") or 1) * num_prompts(self.body)
-        return self.num_prompt_bytes // BYTES_PER_TOKEN + answer * num_answers
+        """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for; log
+        probabilities of both count, too."""
+        answer = max(count_of(self.body, name) or 0 for name in ANSWER_FIELDS)
+        num_answers = (count_of(self.body, "n") or 1) * num_prompts(self.body)
+        prompt, answers = self.num_prompt_bytes // BYTES_PER_TOKEN, answer * num_answers
+        return prompt + answers + self.cost.extra_tokens(prompt, answers)
+
+    @property
+    def cost(self) -> AnswerCost:
+        """What its answers cost."""
+        return AnswerCost.of(self.body, self.num_prompt_bytes)
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:
         """What the request is charged before it is served: of no rate more than a minute's worth."""
@@ -148,9 +159,3 @@ def format_duration(seconds: float) -> str:
     text = f"{hours}h" if hours else ""
     text += f"{minutes}m" if hours or minutes else ""
     return f"{text}{ms / 1000:.10g}s"
-
-
-def _count_of(body: Mapping[str, Any], name: str) -> int | None:
-    """The positive whole number of a field; None: it has none, and vLLM refuses it where it must have one."""
-    number = body.get(name)
-    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None

@@ -5,7 +5,6 @@ Until then nothing has been sent to the client, so the request can still go to a
 """
 
 import asyncio
-import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
@@ -35,8 +34,10 @@ TOO_LONG_PHRASES = (
 )
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
 # vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
-_HIDDEN_REFUSAL = re.compile(r"input_value=\{'error': \{.*'code': 4\d\d\}\}, input_type=")
+_HIDDEN_START, _HIDDEN_CODE, _HIDDEN_END = "input_value={'error': {", "'code': 4", "}}, input_type="
 MAX_ERROR_BYTES = 64 << 10
+MAX_MESSAGE_CHARS = 2000  # of an error's text, cut before anything looks at it
+MAX_PARAM_CHARS = 300
 ERROR_BODY_TIMEOUT_S = 1.0  # of an instance that refuses: it may be going away
 
 
@@ -215,7 +216,7 @@ def upstream_code(body: bytes) -> str | None:
 
 
 def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:
-    message = error.get("message")
+    message = _cut(error.get("message"), MAX_MESSAGE_CHARS)
     if status_code == HTTPStatus.NOT_IMPLEMENTED or (
         status_code == HTTPStatus.NOT_FOUND and message in NO_ROUTE_PHRASES
     ):
@@ -223,7 +224,7 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
             status_code, "endpoint_not_served", f"this model does not serve {endpoint.path}", "model"
         )
     if 400 <= status_code < 500:
-        param, code = error.get("param"), error.get("code")
+        param, code = (_cut(error.get(name), MAX_PARAM_CHARS) for name in ("param", "code"))
         if isinstance(message, str) and any(phrase in message for phrase in TOO_LONG_PHRASES):
             return RequestError(400, "context_length_exceeded", message, next(iter(endpoint.inputs), None))
         if status_code == HTTPStatus.NOT_FOUND and param == RESPONSE_PARAM:
@@ -240,8 +241,22 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
 
 def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> RequestError:
     """What the caller gets of an error object in the first event of a stream."""
-    if _HIDDEN_REFUSAL.search(str(error.get("message"))):
+    if _hides_refusal(_cut(error.get("message"), MAX_MESSAGE_CHARS)):
         return RequestError(400, "invalid_request", "the request was refused")
     code = error.get("code")
     status = code if isinstance(code, int) and 400 <= code <= 599 else 500
     return _from_error_object(status, error, endpoint)
+
+
+def _cut(value: Any, max_chars: int) -> Any:
+    """A text of so many characters at most; any other value as it is."""
+    return value[:max_chars] if isinstance(value, str) else value
+
+
+def _hides_refusal(message: Any) -> bool:
+    """Whether it is vLLM's report of an error of 4xx that it could not read."""
+    if not isinstance(message, str) or _HIDDEN_START not in message:
+        return False
+    head, found, _ = message.partition(_HIDDEN_START)[2].rpartition(_HIDDEN_END)
+    code = head.rpartition(_HIDDEN_CODE)[2]
+    return bool(found) and len(code) == 2 and code.isascii() and code.isdigit()

@@ -70,8 +70,8 @@ class Endpoint:
     tag: str
     summary: str
     methods: tuple[str, ...] = ("POST",)
-    body: type[BaseModel] | None = None  # the fields that the gateway reads; vLLM checks the others
-    passed_fields: Mapping[str, Schema] = field(default_factory=dict)  # of the body: for its description
+    body: type[BaseModel] | None = None  # the fields that the gateway reads
+    passed_fields: Mapping[str, Schema] = field(default_factory=dict)  # of the body: described, and checked
     inputs: tuple[str, ...] = ()  # fields of the body that hold what the model reads
     refused_fields: tuple[str, ...] = ()  # besides those that no endpoint takes
     answer: type[BaseModel] | Schema | None = None  # None: any JSON

@@ -1,134 +1,193 @@
-"""Fields that the gateway passes on, as the API's description shows them. vLLM documents and checks them."""
+"""Fields that the gateway passes on: shown by the API's description, checked by `request.bounds.shapes`."""
 
 from collections.abc import Mapping
 
 from triptych_gateway.endpoints.endpoint import Schema
-
-BOOLEAN: Schema = {"type": ["boolean", "null"]}
-INTEGER: Schema = {"type": ["integer", "null"]}
-NUMBER: Schema = {"type": ["number", "null"]}
-STRING: Schema = {"type": ["string", "null"]}
-OBJECT: Schema = {"type": ["object", "null"]}
-STRINGS: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
-INTEGERS: Schema = {"type": ["array", "null"], "items": {"type": "integer"}}
-STRING_OR_STRINGS: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}}
-TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-TEXTS: Schema = {
-    "description": "text, token ids, or a list of either",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        TOKEN_IDS,
-        {"type": "array", "items": TOKEN_IDS},
-    ],
-}
-MESSAGES: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {
-            "role": {"type": "string"},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "object"}},
-                    {"type": "null"},
-                ]
-            },
-        },
-        "required": ["role"],
-    },
-}
-SCORED: Schema = {
-    "description": "text, or an object whose `content` is a list of text parts; or a list of these",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "object"},
-        {"type": "array", "items": {"type": ["string", "object"]}},
-    ],
-}
-STREAM: Schema = {"type": ["boolean", "null"], "description": "answer by server-sent events"}
+from triptych_gateway.endpoints.kinds import (
+    BOOLEAN,
+    INTEGER,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_TOOLS,
+    MESSAGES,
+    MESSAGES_OR_CHATS,
+    NUMBER,
+    OBJECT,
+    REPETITION,
+    RESPONSE_FORMAT,
+    SAMPLED,
+    SCORED,
+    STOP_SEQUENCES,
+    STREAM,
+    STREAM_OPTIONS,
+    STRING,
+    STRINGS,
+    TEMPLATE_OPTIONS,
+    TEXTS,
+    TOKEN_IDS,
+    TOOL_CHOICE,
+    TOOLS,
+    XARGS,
+)
 
 SAMPLING: Mapping[str, Schema] = {
+    **SAMPLED,
     "max_tokens": INTEGER,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INTEGER,
-    "min_p": NUMBER,
     "n": INTEGER,
-    "seed": INTEGER,
-    "stop": STRING_OR_STRINGS,
-    "stop_token_ids": INTEGERS,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "repetition_penalty": NUMBER,
-    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+    "best_of": INTEGER,
+    "use_beam_search": BOOLEAN,
+    "length_penalty": NUMBER,
     "min_tokens": INTEGER,
-    "ignore_eos": BOOLEAN,
-    "bad_words": STRINGS,
-    "allowed_token_ids": INTEGERS,
+    "spaces_between_special_tokens": BOOLEAN,
+    "bad_words": {
+        "type": ["array", "null"],
+        "items": {"type": "string", "maxLength": MAX_BAD_WORD_CHARS},
+        "maxItems": MAX_BAD_WORDS,
+    },
+    "allowed_token_ids": {
+        "type": ["array", "null"],
+        "items": {"type": "integer"},
+        "maxItems": MAX_ALLOWED_TOKEN_IDS,
+    },
     "prompt_logprobs": INTEGER,
-    "response_format": OBJECT,
-    "structured_outputs": OBJECT,
-    "priority": {"type": "integer"},
-    "user": STRING,
+    "response_format": RESPONSE_FORMAT,
+    "repetition_detection": REPETITION,
+    "thinking_token_budget": INTEGER,
+    "stream_interval": INTEGER,
+    "truncate_prompt_tokens": INTEGER,
+    "truncation_side": STRING,
+    "add_special_tokens": BOOLEAN,
+    "echo": BOOLEAN,
+    "routed_experts_prompt_start": INTEGER,
     "return_token_ids": BOOLEAN,
+    "return_tokens_as_token_ids": BOOLEAN,
+    "return_token_offsets": BOOLEAN,
 }
-CHAT: Mapping[str, Schema] = {
-    **SAMPLING,
-    "messages": MESSAGES,
-    "stream": STREAM,
-    "stream_options": OBJECT,
-    "max_completion_tokens": INTEGER,
-    "logprobs": BOOLEAN,
-    "top_logprobs": INTEGER,
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-    "tool_choice": {"type": ["string", "object", "null"]},
-    "chat_template_kwargs": OBJECT,
+_TEMPLATE: Mapping[str, Schema] = {
+    "add_generation_prompt": BOOLEAN,
+    "continue_final_message": BOOLEAN,
+    "chat_template": STRING,
+    "chat_template_kwargs": TEMPLATE_OPTIONS,
     "mm_processor_kwargs": OBJECT,
     "media_io_kwargs": OBJECT,
 }
+CHAT: Mapping[str, Schema] = {
+    **SAMPLING,
+    **_TEMPLATE,
+    "messages": MESSAGES,
+    "stream": STREAM,
+    "stream_options": STREAM_OPTIONS,
+    "max_completion_tokens": INTEGER,
+    "logprobs": BOOLEAN,
+    "top_logprobs": INTEGER,
+    "tools": TOOLS,
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": BOOLEAN,
+    "documents": {
+        "type": ["array", "null"],
+        "maxItems": 1024,
+        "items": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "reasoning_effort": STRING,
+    "include_reasoning": BOOLEAN,
+    "return_prompt_text": BOOLEAN,
+}
+_BLOCK: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        **dict.fromkeys(
+            ("text", "id", "tool_use_id", "name", "tool_name", "thinking", "signature", "data"), STRING
+        ),
+        "source": OBJECT,
+        "input": OBJECT,
+        "content": {"type": ["string", "array", "null"], "items": {"type": "object"}},
+        "is_error": BOOLEAN,
+        "tool": OBJECT,
+    },
+}
 BLOCKS: Schema = {
     "description": "text, or a list of text blocks",
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+    "type": ["string", "array", "null"],
+    "items": _BLOCK,
 }
 COUNTED_MESSAGES: Mapping[str, Schema] = {
-    "messages": MESSAGES,
+    "messages": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "role": {"type": "string"},
+                "content": {"type": ["string", "array"], "items": _BLOCK},
+            },
+            "required": ["role"],
+        },
+    },
     "system": BLOCKS,
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-    "tool_choice": OBJECT,
-    "thinking": OBJECT,
-    "output_config": OBJECT,
-    "chat_template_kwargs": OBJECT,
+    "tools": {
+        "type": ["array", "null"],
+        "maxItems": MAX_TOOLS,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "description": STRING,
+                "input_schema": {"type": "object"},
+                "strict": BOOLEAN,
+                "defer_loading": BOOLEAN,
+            },
+            "required": ["name", "input_schema"],
+        },
+    },
+    "tool_choice": {**TOOL_CHOICE, "type": ["object", "null"]},
+    "thinking": {
+        "type": ["object", "null"],
+        "properties": {"type": {"type": "string"}, "budget_tokens": INTEGER, "display": STRING},
+    },
+    "output_config": {"type": ["object", "null"], "properties": {"effort": STRING, "format": OBJECT}},
+    "chat_template_kwargs": TEMPLATE_OPTIONS,
 }
 MESSAGES_API: Mapping[str, Schema] = {
     **COUNTED_MESSAGES,
-    "max_tokens": {"type": "integer"},
+    "max_tokens": INTEGER,
     "stream": STREAM,
-    "stop_sequences": STRINGS,
+    "stop_sequences": STOP_SEQUENCES,
     "temperature": NUMBER,
     "top_p": NUMBER,
     "top_k": INTEGER,
     "metadata": OBJECT,
+    "watermarking": BOOLEAN,
+    "vllm_xargs": XARGS,
 }
 COMPLETION: Mapping[str, Schema] = {
     **SAMPLING,
-    "prompt": TEXTS,
+    "prompt": {
+        "description": TEXTS["description"],
+        "type": ["string", "array", "null"],
+        "items": {"type": ["string", "integer", "array"], "items": {"type": "integer", "minimum": 0}},
+    },
+    "suffix": STRING,
     "stream": STREAM,
-    "stream_options": OBJECT,
-    "echo": BOOLEAN,
+    "stream_options": STREAM_OPTIONS,
     "logprobs": INTEGER,
 }
 CHAT_BATCH: Mapping[str, Schema] = {
     **SAMPLING,
+    **_TEMPLATE,
     "messages": {"type": "array", "items": MESSAGES, "description": "a list of chats"},
     "max_completion_tokens": INTEGER,
     "logprobs": BOOLEAN,
     "top_logprobs": INTEGER,
+    "tool_choice": STRING,
+    "include_reasoning": BOOLEAN,
+    "early_stopping": BOOLEAN,
+    "guided_decoding_backend": STRING,
 }
 POOLING: Mapping[str, Schema] = {
+    **_TEMPLATE,
     "input": TEXTS,
-    "messages": MESSAGES,
+    "messages": MESSAGES_OR_CHATS,
     "encoding_format": {"type": "string", "enum": ["float", "base64", "bytes_only"]},
     "dimensions": INTEGER,
     "truncate_prompt_tokens": INTEGER,
@@ -136,8 +195,9 @@ POOLING: Mapping[str, Schema] = {
     "user": STRING,
 }
 CLASSIFY: Mapping[str, Schema] = {
+    **_TEMPLATE,
     "input": TEXTS,
-    "messages": MESSAGES,
+    "messages": MESSAGES_OR_CHATS,
     "truncate_prompt_tokens": INTEGER,
     "user": STRING,
 }
@@ -152,45 +212,6 @@ RERANK: Mapping[str, Schema] = {
     "top_n": {"type": "integer"},
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
-}
-RESPONSE: Mapping[str, Schema] = {
-    "input": {
-        "description": "text, or a list of items: messages, calls of tools and their outputs",
-        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
-    },
-    "instructions": STRING,
-    "stream": STREAM,
-    "store": {"type": ["boolean", "null"], "description": "where the instance keeps responses"},
-    "background": BOOLEAN,
-    "previous_response_id": STRING,
-    "max_output_tokens": INTEGER,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INTEGER,
-    "min_p": NUMBER,
-    "seed": INTEGER,
-    "stop": STRING_OR_STRINGS,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "repetition_penalty": NUMBER,
-    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
-    "ignore_eos": BOOLEAN,
-    "include": STRINGS,
-    "top_logprobs": INTEGER,
-    "text": {"type": ["object", "null"], "description": "`format`: text, json_object or json_schema"},
-    "structured_outputs": OBJECT,
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-    "tool_choice": {"type": ["string", "object", "null"]},
-    "parallel_tool_calls": BOOLEAN,
-    "reasoning": OBJECT,
-    "include_reasoning": BOOLEAN,
-    "truncation": {"type": ["string", "null"], "enum": ["auto", "disabled", None]},
-    "metadata": OBJECT,
-    "chat_template_kwargs": OBJECT,
-    "mm_processor_kwargs": OBJECT,
-    "media_io_kwargs": OBJECT,
-    "enable_response_messages": BOOLEAN,
-    "user": STRING,
 }
 SOUND: Mapping[str, Schema] = {
     "file": {"type": "string", "format": "binary"},
@@ -214,14 +235,12 @@ SOUND: Mapping[str, Schema] = {
     "max_completion_tokens": INTEGER,
 }
 TOKENIZE: Mapping[str, Schema] = {
+    **_TEMPLATE,
     "prompt": {"type": "string"},
     "messages": MESSAGES,
     "add_special_tokens": {"type": "boolean"},
-    "add_generation_prompt": {"type": "boolean"},
-    "continue_final_message": {"type": "boolean"},
     "return_token_strs": BOOLEAN,
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-    "chat_template_kwargs": OBJECT,
+    "tools": TOOLS,
 }
 DETOKENIZE: Mapping[str, Schema] = {"tokens": TOKEN_IDS}
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from triptych_gateway.endpoints import fields
+from triptych_gateway.endpoints import fields, response_fields
 from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, ServedBy
 from triptych_gateway.endpoints.local_endpoints import (
@@ -79,7 +79,7 @@ CREATE_RESPONSE = Endpoint(
     "responses",
     "A response; images go to encoders",
     body=ResponseBody,
-    passed_fields=fields.RESPONSE,
+    passed_fields=response_fields.RESPONSE,
     inputs=("input", "instructions"),
     refused_fields=("previous_input_messages",),  # of the one format that the gateway does not read
     answer=fields.ANSWERED,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.endpoints.table import CHAT
+from triptych_gateway.request.bounds.field_bounds import check_fields
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.forms.completions import COMPLETIONS
 from triptych_gateway.request.forms.form import Form, RequestLimits
@@ -140,6 +141,7 @@ def parse_chat_request(
     if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
     _check_placeholders(guard, fields, endpoint, media)
+    check_fields(fields, endpoint, limits, num_prompt_bytes)
     if media:
         form.check_beside_media(fields)
     return ChatRequest(

@@ -13,6 +13,7 @@ from typing import Any, Self
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.request.bounds.field_bounds import check_fields
 from triptych_gateway.request.chat_request import (
     STRIPPED_FIELDS,
     parse_object,
@@ -100,6 +101,7 @@ def parse_text_request(
     is_computed = endpoint.is_computed
     if is_computed:
         guard.check_texts(fields, (), endpoint.inputs)
+    check_fields(fields, endpoint, limits, len(raw))
     return TextRequest(
         body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
         model=body.model or "",
@@ -170,6 +172,8 @@ def _check_object(value: dict[str, Any], path: str) -> None:
     elif content is not None and not isinstance(content, str):
         message = f"{path}.content must be a string or a list of parts"
         raise RequestError(400, "invalid_type", message, f"{path}.content")
+    if content is None and value.get("role", "assistant") != "assistant":
+        raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
     if "type" in value and "role" not in value:
         check_text_part(value, path)
 

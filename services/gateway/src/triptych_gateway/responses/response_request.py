@@ -59,9 +59,11 @@ def _check_tools(tools: Any, place: Place) -> None:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):  # else vLLM refuses them
         tool_place = (*place, index)
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in CALLERS_TOOLS:
+        if kind not in CALLERS_TOOLS:
             path = format_place((*tool_place, "type"))
-            message = f"{path}: tools of type {kind[:50]!r} are not served; functions that callers run are"
+            message = (
+                f"{path}: tools of type {str(kind)[:50]!r} are not served; functions that callers run are"
+            )
             raise RequestError(400, "unsupported_tool", message, path)
         if kind == "namespace":
             _check_tools(tool.get("tools"), (*tool_place, "tools"))

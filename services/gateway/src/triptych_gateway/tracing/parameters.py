@@ -31,15 +31,6 @@ _PARAMETERS: dict[str, tuple[str, Callable[[object], int | float | None]]] = {
 }
 
 
-def num_prompts(body: Mapping[str, Any]) -> int:
-    """Texts, lists of token ids, or chats: each is answered."""
-    for name in ("prompt", "messages"):
-        inputs = body.get(name)
-        if isinstance(inputs, list) and inputs and isinstance(inputs[0], str | list):
-            return len(inputs)
-    return 1
-
-
 def parameters_of(body: Mapping[str, Any]) -> dict[str, int | float]:
     """Attributes of the parameters that `body` sets; those that are no numbers are left out."""
     found: dict[str, int | float] = {}

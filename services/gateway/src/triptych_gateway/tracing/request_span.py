@@ -16,10 +16,11 @@ from starlette.types import Scope
 from triptych_common.protocol.ids import MmHash
 from triptych_common.telemetry import span
 from triptych_common.telemetry.span_records import REQUEST_ID, STAGE_PREFIX, STAGE_SUFFIX
+from triptych_gateway.endpoints.answer_cost import num_prompts
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.answer_facts import AnswerFacts
 from triptych_gateway.tracing.item_timing import ItemTiming
-from triptych_gateway.tracing.parameters import num_prompts, parameters_of
+from triptych_gateway.tracing.parameters import parameters_of
 from triptych_gateway.tracing.recent_requests import RecentRequest, RecentRequests, TokenCount
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 from triptych_gateway.tracing.trace_trust import address_of

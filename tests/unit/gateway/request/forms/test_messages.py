@@ -51,7 +51,8 @@ def result(*content: Any) -> dict[str, Any]:
 
 def test_everything_passes_that_is_vllms_to_check() -> None:
     fields = {
-        "system": [text("s")], "max_tokens": -1, "tools": [{"name": "f"}], "tool_choice": {"type": "any"},
+        "system": [text("s")], "max_tokens": -1,
+        "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"},
         "thinking": {"type": "enabled", "budget_tokens": 5}, "stop_sequences": ["x"], "unknown": {"a": [1]},
         "vllm_xargs": {"mine": 1},
     }  # fmt: skip
@@ -176,12 +177,6 @@ def test_faulty_fields_are_refused_by_name(fields: dict[str, Any], code: str, pa
     assert refusal(**fields) == (400, code, param)
 
 
-def test_what_cuts_a_prompt_is_refused_beside_media() -> None:
-    options = {"chat_template_kwargs": {"truncation": True}}
-    parse(**options)
-    assert refusal([image()], **options) == (400, "unsupported", "chat_template_kwargs.truncation")
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -224,7 +219,7 @@ def test_what_cuts_a_prompt_is_refused_beside_media() -> None:
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": {"a": [TOKEN]}}]}]},
             None,
         ),
-        ({"tools": [{"name": "f", "description": TOKEN}]}, None),
+        ({"tools": [{"name": "f", "description": TOKEN, "input_schema": {}}]}, None),
     ],
 )
 def test_no_placeholder_comes_from_text(fields: dict[str, Any], param: str | None) -> None:

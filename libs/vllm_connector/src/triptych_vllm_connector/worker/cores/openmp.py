@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_RUNTIMES = re.compile(r"/lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*$")
+_RUNTIMES = re.compile(r"lib(?:gomp|iomp5|omp)")
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -36,7 +36,8 @@ class OpenMp:
         paths = {
             os.path.realpath(path)
             for line in Path("/proc/self/maps").read_text().splitlines()
-            if _RUNTIMES.search(path := line.split(maxsplit=5)[-1])
+            if _RUNTIMES.match(name := (path := line.split(maxsplit=5)[-1]).rpartition("/")[2])
+            and ".so" in name
         }
         return cls(ctypes.CDLL(paths.pop())) if len(paths) == 1 else None
 

@@ -13,7 +13,9 @@ from triptych_gateway.fetch.rules.hosts import HostRules, normal_host
 
 MAX_URL_CHARS = 8192  # signed URLs take a few thousand
 DEFAULT_PORTS = {"http": 80, "https": 443}
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)")
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>(?:/[^?#]*)?)(?P<rest>(?:[?#].*)?)"
+)
 _AUTHORITY = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]{1,5}))?")
 CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\ud800-\udfff]")
 _SAFE = "/%:@!$&'()*+,;=-._~?[]"

@@ -10,7 +10,6 @@ from triptych_gateway.request.forms.form import (
     Form,
     add_media,
     check_role,
-    check_template_beside_media,
     not_beside_media,
 )
 
@@ -29,7 +28,7 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
         elif content is not None and not isinstance(content, str):
             fault = f"{path}.content must be a string or a list of parts"
             raise RequestError(400, "invalid_type", fault, f"{path}.content")
-        elif content is None and role in ("system", "developer", "user"):
+        elif content is None and role != "assistant":
             raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
     return tuple(media)
 
@@ -45,7 +44,6 @@ def _check_beside_media(fields: Fields) -> None:
     # Cutting a prompt that is too long would cut placeholders off their items.
     if fields.get("truncate_prompt_tokens") is not None:
         raise not_beside_media("truncate_prompt_tokens")
-    check_template_beside_media(fields)
 
 
 def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:

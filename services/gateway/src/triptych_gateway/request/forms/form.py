@@ -20,6 +20,8 @@ class RequestLimits:
     body: BodyBounds = field(default_factory=BodyBounds)
     max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
     max_choices: int = 128  # each is a request of its own in prefill_decode's engine
+    max_answer_tokens: int = 262_144  # of all choices together, where there are several
+    max_logprobs: int = 250_000  # each is an object and a text on prefill_decode's event loop
     grammars: GrammarBounds = field(default_factory=GrammarBounds)
 
 
@@ -62,19 +64,6 @@ def check_role(message: Fields, roles: frozenset[str], path: str) -> str:
     if role not in roles:
         raise RequestError(400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role")
     return role
-
-
-def check_template_beside_media(fields: Fields) -> None:
-    """Cutting a prompt that is too long would cut placeholders off their items.
-
-    Raises:
-        RequestError: 400.
-    """
-    options = fields.get("chat_template_kwargs")
-    if isinstance(options, dict):
-        for name in ("truncation", "max_length"):  # vLLM hands them to the tokenizer
-            if options.get(name) is not None:
-                raise not_beside_media(f"chat_template_kwargs.{name}")
 
 
 def not_beside_media(name: str) -> RequestError:

@@ -20,7 +20,6 @@ from triptych_gateway.request.forms.form import (
     Form,
     add_media,
     check_role,
-    check_template_beside_media,
 )
 from triptych_gateway.request.placeholder_tokens import BILLING_HEADER
 from triptych_gateway.request.places import Place, format_place
@@ -151,6 +150,10 @@ def _check_choices(body: FormBody, max_choices: int) -> None:
     """There is one."""
 
 
+def _check_beside_media(fields: Fields) -> None:
+    """No field of this form cuts a prompt."""
+
+
 # ---- texts that come together ------------------------------------------------------------------------
 def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:
     system = list(_system_texts(fields.get("system")))
@@ -179,4 +182,4 @@ def _texts_of(content: Any, kind: str) -> list[str]:
     return [text for block in blocks if isinstance(text := block.get(kind), str)]
 
 
-MESSAGES = Form(MessagesBody, _find_media, _check_choices, check_template_beside_media, _joined_texts)
+MESSAGES = Form(MessagesBody, _find_media, _check_choices, _check_beside_media, _joined_texts)

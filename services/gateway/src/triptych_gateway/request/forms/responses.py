@@ -9,17 +9,19 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import FormBody, ResponseBody
-from triptych_gateway.request.content_parts import MEDIA_TYPES, MediaPart, find_media
+from triptych_gateway.endpoints.response_fields import ITEM_TYPES
+from triptych_gateway.request.content_parts import MEDIA_TYPES, TEXT_KEYS, MediaPart, find_media
 from triptych_gateway.request.forms.form import (
     Fields,
     Form,
     add_media,
-    check_template_beside_media,
     not_beside_media,
 )
 from triptych_gateway.request.places import Place, format_place
 
 IMAGE_TYPE = "input_image"
+TEXT_TYPE = "input_text"
+ANSWER_TYPES = ("output_text", "refusal")  # of a message that the model has made
 DETAILS = (None, "auto", "low", "high", "original")
 
 
@@ -31,6 +33,9 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
         raise RequestError(400, "invalid_type", "input must be text or a list of objects", "input")
     media: list[MediaPart] = []
     for index, item in enumerate(items):
+        if item.get("type", "message") not in ITEM_TYPES:
+            path = format_place(("input", index, "type"))
+            raise RequestError(400, "invalid_value", f"{path} must be one of {', '.join(ITEM_TYPES)}", path)
         for name in _fields_with_parts(item):
             place, content = ("input", index, name), item[name]
             if isinstance(content, list):
@@ -51,12 +56,21 @@ def _fields_with_parts(item: Fields) -> Iterator[str]:
 
 
 def _check_types(item: Fields, content: list[Any], place: Place) -> None:
-    """Of media there are images alone; an answer of the model has none, as vLLM reads it."""
+    """Of media there are images alone; an answer of the model has none, as vLLM reads it.
+
+    Parts of another kind than the message has are refused here: vLLM makes some 240 error objects of each.
+    """
+    text_types = ANSWER_TYPES if _is_answer(item, content) else (TEXT_TYPE,)
     for index, part in enumerate(content):
-        part_type = part.get("type") if isinstance(part, dict) else None
-        if part_type not in MEDIA_TYPES:
-            continue
         path = format_place((*place, index))
+        part_type = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part_type, str):
+            raise RequestError(400, "invalid_type", f"{path} must be an object with a type", path)
+        if part_type not in MEDIA_TYPES:
+            if part_type in TEXT_KEYS and part_type not in text_types:
+                message = f"{path}.type must be {' or '.join(text_types)} here"
+                raise RequestError(400, "unsupported_content_part", message, f"{path}.type")
+            continue
         if part_type != IMAGE_TYPE:
             message = f"{path}: {part_type!r} parts are not read here; images are {IMAGE_TYPE!r} parts"
             raise RequestError(400, "unsupported_content_part", message, f"{path}.type")
@@ -66,6 +80,13 @@ def _check_types(item: Fields, content: list[Any], place: Place) -> None:
         if part.get("detail") not in DETAILS:
             message = f"{path}.detail must be one of auto, low, high, original"
             raise RequestError(400, "invalid_value", message, f"{path}.detail")
+
+
+def _is_answer(item: Fields, content: list[Any]) -> bool:
+    """As vLLM tells one from a message that the caller has written for the model."""
+    if item.get("type") != "message" or item.get("role") != "assistant":
+        return False
+    return not (content and isinstance(content[0], dict) and content[0].get("type") == TEXT_TYPE)
 
 
 def _check_choices(body: FormBody, max_choices: int) -> None:
@@ -82,7 +103,6 @@ def check_beside_media(fields: Fields) -> None:
         raise not_beside_media("background")
     if fields.get("truncation") not in (None, "disabled"):  # it would cut placeholders off their items
         raise not_beside_media("truncation")
-    check_template_beside_media(fields)
 
 
 def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:

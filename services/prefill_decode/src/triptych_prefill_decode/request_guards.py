@@ -1,0 +1,103 @@
+"""Guards put into vLLM's own code of this process, against requests that would stall or end what all share.
+
+error texts      cut before vLLM's sanitiser: its expressions take cubic time, 90 s for 14 kB
+sampling tables  bounds of the GPU runner's tables checked here: beyond them it raises inside the engine
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from vllm import envs
+from vllm.entrypoints.serve.exception_handling import utils as error_texts
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import TokenizerLike
+from vllm.v1.worker.gpu.sample.logit_bias import (
+    MAX_NUM_ALLOWED_TOKEN_IDS,
+    MAX_NUM_LOGIT_BIAS_TOKENS,
+    MAX_NUM_STOP_TOKEN_IDS,
+)
+
+MAX_ERROR_CHARS = 1000  # some 20 ms of vLLM's expressions at their worst
+SANITISER = "sanitize_message"
+
+
+def guard_requests() -> None:
+    """Put the guards into vLLM. May be called again. Call it before vLLM's application is built.
+
+    Raises:
+        TypeError: vLLM has something else there, so that a guard would not be used.
+    """
+    _cut_error_texts()
+    _check_tables_first()
+
+
+def cut(text: str) -> str:
+    """`text`, of `MAX_ERROR_CHARS` at most."""
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "… [cut]"
+
+
+def _cut_error_texts() -> None:
+    """Replace vLLM's sanitiser wherever it is known by name; modules imported later take it from `utils`."""
+    sanitise = getattr(error_texts, SANITISER, None)
+    if not callable(sanitise):
+        raise TypeError("vLLM's sanitiser of error texts is not where it was")
+    if not hasattr(sanitise, "__wrapped__"):
+        for module in _modules_with(sanitise):
+            setattr(module, SANITISER, _cutting(sanitise))
+    from vllm.entrypoints.serve.exception_handling import error_response
+
+    message = error_response.create_error_response("x" * 10 * MAX_ERROR_CHARS).error.message
+    if len(message) >= 2 * MAX_ERROR_CHARS:
+        raise TypeError("vLLM's error responses do not pass its sanitiser any more")
+
+
+def _modules_with(sanitise: Callable[[str], str]) -> Iterator[ModuleType]:
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("vllm.") and getattr(module, SANITISER, None) is sanitise:
+            yield module
+
+
+def _cutting(sanitise: Callable[[str], str]) -> Callable[[str], str]:
+    @functools.wraps(sanitise)
+    def sanitise_cut(message: str) -> str:
+        return sanitise(cut(message))
+
+    return sanitise_cut
+
+
+def _check_tables_first() -> None:
+    """Check behind `update_from_tokenizer`, vLLM's last step: words have tokens then, all ends are known."""
+    update = getattr(SamplingParams, "update_from_tokenizer", None)
+    if not callable(update) or not hasattr(SamplingParams, "all_stop_token_ids"):
+        raise TypeError("vLLM's sampling parameters are not what they were")
+    if hasattr(update, "__wrapped__"):
+        return
+
+    @functools.wraps(update)
+    def update_and_check(params: SamplingParams, tokenizer: TokenizerLike) -> None:
+        update(params, tokenizer)
+        check_sampling_tables(params)
+
+    SamplingParams.update_from_tokenizer = update_and_check
+
+
+def check_sampling_tables(params: SamplingParams) -> None:
+    """Refuse what the tables of vLLM's GPU runner do not hold.
+
+    Raises:
+        VLLMValidationError: answered by 400.
+    """
+    bad_words = params.bad_words_token_ids or []
+    num_stops = len(params.all_stop_token_ids) if params.min_tokens > 0 else 0
+    for field, number, of, bound in (
+        ("allowed_token_ids", len(params.allowed_token_ids or ()), "token ids", MAX_NUM_ALLOWED_TOKEN_IDS),
+        ("logit_bias", len(params.logit_bias or ()), "token ids", MAX_NUM_LOGIT_BIAS_TOKENS),
+        ("bad_words", len(bad_words), "spellings", envs.VLLM_MAX_NUM_BAD_WORDS),
+        ("bad_words", sum(map(len, bad_words)), "tokens", envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+        ("stop_token_ids", num_stops, "token ids beside min_tokens", MAX_NUM_STOP_TOKEN_IDS),
+    ):
+        if number > bound:
+            raise VLLMValidationError(f"{field} has {number} {of}; {bound} at most", parameter=field)
