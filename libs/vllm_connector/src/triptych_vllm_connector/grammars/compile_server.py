@@ -26,7 +26,7 @@ READY = b"ready"
 STACK_BYTES = 1 << 20
 """Stack of a compile process: an eighth of a thread's in EngineCore, where a recursion must not end."""
 _NICENESS = 10
-_PLACE = re.compile(r"^\[[0-9:]+\] \S+:[0-9]+: ")  # time, and line of xgrammar's source
+_PLACE = re.compile(r"^\[[0-9:]+\] [^\s:]+:[0-9]+: ")  # time, and line of xgrammar's source
 
 
 class CompileLimits(NamedTuple):
