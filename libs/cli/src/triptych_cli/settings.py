@@ -1,4 +1,4 @@
-"""What the command line takes from the environment; the same names as the services use."""
+"""Settings that the command line reads from the environment, by the names that the services use."""
 
 import os
 from pathlib import Path
@@ -31,13 +31,13 @@ class CliSettings(BaseSettings):
     host: str = LOOPBACK
     """Address on which the gateways that `up` starts listen."""
     transport: str = "auto"
-    """How tensors are asked to travel: services read it."""
+    """Transport of tensors that the services are asked to use; the services read the same variable."""
     redis_url: str | None = Field(default=None, repr=False)
-    """Of a system that `up` has not started, such as Compose's: commands that inspect look there."""
+    """Redis of a system that `up` has not started, such as Compose's, for commands that inspect it."""
     store_socket: Path = Field(default_factory=lambda data: data["run_dir"] / "store.sock")
-    """Likewise."""
+    """Socket of that system's store, for commands that inspect it."""
     traces_dir: Path | None = None
-    """Likewise."""
+    """Folder of that system's traces, for commands that inspect it."""
     fabric_tls_cert_file: Path | None = None
     """Fabric agents show this certificate: without a `--fabric-key-file` they have no key then."""
 
@@ -68,7 +68,7 @@ class OpenMpSettings(BaseSettings):
 
     @property
     def is_set(self) -> bool:
-        """Whether engines keep to them, and share no cores."""
+        """Return whether each engine keeps to its own cores and shares none."""
         return self.omp_num_threads is not None or self.vllm_cpu_omp_threads_bind is not None
 
 

@@ -66,7 +66,7 @@ class PrefillDecodeSettings(DecodingSettings):
         default=True, description="generate a few tokens before this instance registers: first steps are slow"
     )
     grammar_timeout_s: PositiveFloat = Field(
-        default=10.0, description="to compile one structured output's grammar; then its request gets 400"
+        default=20.0, description="CPU time for one structured output's grammar; then its request gets 400"
     )
     grammar_memory_bytes: PositiveInt = Field(
         default=512 << 20, description="memory for that; a grammar that takes more gets 400"

@@ -74,7 +74,7 @@ async def test_a_grammar_that_is_not_valid_is_refused_with_its_fault(shared: Gra
 
 async def test_a_grammar_that_takes_too_long_is_refused(shared: GrammarCompiler) -> None:
     with pytest.raises(
-        GrammarRefusedError, match="is too complex: it was not compiled within 2 s and 256 MiB"
+        GrammarRefusedError, match="is too complex: it was not compiled within 2 s of CPU time and 256 MiB"
     ):
         await shared.compile(ENDLESS, "")
     await asyncio.to_thread(wait_until, lambda: not compile_processes(shared), 5, "the process has ended")

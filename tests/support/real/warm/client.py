@@ -65,7 +65,7 @@ def fork(
     server: str,
     command: Sequence[str],
     *,
-    output: IO[bytes],
+    output: IO[bytes] | int,
     errors: IO[bytes] | None = None,
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str],
@@ -83,7 +83,7 @@ def fork(
         return None
     with contextlib.ExitStack() as stack:
         nothing = stack.enter_context(Path(os.devnull).open())
-        given = {0: nothing.fileno(), 1: output.fileno(), 2: (errors or output).fileno()}
+        given = {0: nothing.fileno(), 1: _descriptor(output), 2: _descriptor(errors or output)}
         given |= {each: each for each in pass_fds}
         request = Request(
             server=server, module=command[2], arguments=list(command[3:]), environment=dict(environment),
@@ -100,6 +100,10 @@ def fork(
         stack.pop_all()
     nothing.close()
     return ForkedProcess(answer.pid, connection)
+
+
+def _descriptor(output: IO[bytes] | int) -> int:
+    return output if isinstance(output, int) else output.fileno()
 
 
 def run(

@@ -26,7 +26,7 @@ def _popen(
     server: str,
     command: Sequence[str],
     *,
-    stdout: IO[bytes],
+    stdout: IO[bytes] | int,
     pass_fds: Sequence[int],
     env: Mapping[str, str],
     cwd: Path,
@@ -39,7 +39,7 @@ def _popen(
 
 
 async def _create_subprocess_exec(
-    server: str, *command: str, stdout: IO[bytes], env: Mapping[str, str], cwd: Path, **options: Any
+    server: str, *command: str, stdout: IO[bytes] | int, env: Mapping[str, str], cwd: Path, **options: Any
 ) -> Any:
     forked = fork(server, command, output=stdout, environment=env, cwd=cwd, ends_with_caller=True)
     if forked is not None:

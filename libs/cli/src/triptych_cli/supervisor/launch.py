@@ -29,7 +29,7 @@ class Launch:
     options: ResolvedOptions
     layout: RunLayout
     env: Mapping[str, str] = field(default_factory=caller_environment, repr=False)
-    """What the services inherit."""
+    """Environment that the services inherit."""
 
     def supervisor(self, on_change: OnChange) -> Supervisor:
         """To be called in a running event loop.

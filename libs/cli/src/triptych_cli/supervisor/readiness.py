@@ -37,7 +37,7 @@ class Probe(Protocol):
     async def is_met(self) -> bool: ...
 
     async def answers(self) -> bool | None:
-        """Whether the service, once ready, still answers, be it with a refusal; None: it cannot be known."""
+        """Return whether a service that was ready still answers, if only with a refusal; None if unknown."""
         ...
 
 

@@ -113,7 +113,7 @@ def cached_config(model: str, revision: str = "main") -> ModelConfig | None:
 
 
 def known_config(model: str) -> ModelConfig:
-    """Of a model that is being served; empty where nothing here tells."""
+    """Return the configuration of a model that is being served; empty if it is not on this machine."""
     try:
         if model.startswith("/"):
             return _parsed((Path(model) / CONFIG_FILES[0]).read_bytes(), model)
@@ -162,7 +162,7 @@ def _parsed(content: bytes, model: str) -> ModelConfig:
 
 
 def is_text_only(config: ModelConfig) -> bool:
-    """Whether vLLM generates text with the model and takes no media; False where that is not known."""
+    """Return whether vLLM serves the model for text alone, without media; False if unknown."""
     names = {name for name in config.get("architectures") or () if isinstance(name, str)}
     tables = _tables_of_vllm()
     return bool(names) and names <= tables[TEXT_MODELS] - tables[MEDIA_MODELS]

@@ -36,7 +36,7 @@ class ResolvedOptions:
 
     @property
     def reached_gateway_host(self) -> str:
-        """Where this machine reaches its gateways."""
+        """Address at which this machine reaches its gateways."""
         return LOOPBACK if self.gateway_host in ANY_ADDRESSES else self.gateway_host
 
     @property

@@ -149,7 +149,7 @@ class OpenAudio(DecodeRequest, frozen=True):
 
 
 class AudioStream(DecodeReply, frozen=True):
-    """What PyAV says of the first audio stream; rate 0: the file has none."""
+    """Facts of the first audio stream, by PyAV; a rate of 0 means that the file has none."""
 
     rate: int
     duration: int | None

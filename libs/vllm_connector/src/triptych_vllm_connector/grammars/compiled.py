@@ -89,7 +89,7 @@ def _place_of(request: Any) -> list[Any] | None:
 
 
 def tokenizer_info_of(backend: Any) -> Any:
-    """What vLLM's `XgrammarBackend` has made of the tokenizer, which it does not keep."""
+    """Return the tokenizer facts that vLLM's `XgrammarBackend` derives and does not keep."""
     from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
     return backend.compile_grammar(StructuredOutputOptions.JSON_OBJECT, "").ctx.tokenizer_info

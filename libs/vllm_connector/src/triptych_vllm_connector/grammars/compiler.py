@@ -34,7 +34,7 @@ MAX_KNOWN = 1024
 MAX_HEAVY_BYTES = 256 << 20
 LIGHT_CPU_S = 0.25
 RECOMPILE_CPU_S = 2.0
-"""What EngineCore compiles again, at most: a serialized grammar of many properties is larger by far."""
+"""Longest compilation that EngineCore repeats: the serialized form of many properties is larger by far."""
 MAX_COMPILED_BYTES = 64 << 20
 _START_TIMEOUT_S = 120.0
 _GRACE_S = 1.0
@@ -90,7 +90,7 @@ class _Server:
     is_ready: bool = False
 
     def has_ended(self) -> bool:
-        """Whether the process is gone; asyncio learns it later. Behind READY it sends nothing."""
+        """Return whether the process is gone; asyncio learns it later. Behind READY it sends nothing."""
         if not self.is_ready:
             return False
         try:
@@ -167,7 +167,7 @@ class GrammarCompiler:
             if "num_bytes" not in reply:
                 log.warning("grammar refused: compile process ended", kind=job.kind, num_chars=len(job.text))
                 raise GrammarRefusedError(
-                    f"is too complex: it was not compiled within {self._limits.timeout_s:g} s "
+                    f"is too complex: it was not compiled within {self._limits.timeout_s:g} s of CPU time "
                     f"and {self._limits.memory_bytes >> 20} MiB"
                 )
             if reply["cpu_s"] <= LIGHT_CPU_S:
@@ -180,7 +180,7 @@ class GrammarCompiler:
                 os.close(output_fd)
 
     async def _ask(self, job: GrammarJob, output_fd: int) -> dict[str, Any]:
-        """What a compile process replies; {} if it was ended."""
+        """Return the reply of a compile process; {} if the process was ended."""
         for _ in range(2):
             server = await self._running_server()
             reply = await self._ask_server(server, job, output_fd)
@@ -199,7 +199,7 @@ class GrammarCompiler:
             return b""
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            async with asyncio.timeout(self._limits.timeout_s + _GRACE_S):
+            async with asyncio.timeout(self._limits.wall_s + _GRACE_S):
                 writer.write(json.dumps(job._asdict()).encode())
                 writer.write_eof()
                 return await reader.read()

@@ -1,4 +1,4 @@
-"""Where prepared items wait until vLLM shall have them; `gate_policy` decides which.
+"""Queue of preprocessed items waiting for the engine; `gate_policy` decides which goes next.
 
 Preprocessing, reservation and metadata run ahead of it. The wake-ups are the ends of encodes, new items, and
 a timer shortly before an encode is predicted to end.

@@ -199,12 +199,12 @@ class GatePolicy:
         return len(recent | {item.lane.flow for item in self._in_hand}) > 1
 
     def is_next(self, item: GateItem) -> bool:
-        """Of all that is not in vLLM yet, prepared or not, it is due first."""
+        """Return whether `item` is due first of all that is not in vLLM yet, prepared or not."""
         waiting = self._in_order()
         return bool(waiting) and waiting[0] is item
 
     def _in_order(self) -> list[GateItem]:
-        """What is not in vLLM yet, as it would go if all of it were prepared."""
+        """Return the items that are not in vLLM yet, in the order in which they go once prepared."""
         lanes: dict[Lane, list[GateItem]] = {}
         for item in sorted((each for each in self._in_hand if not self._is_in_engine(each)), key=self._rank):
             lanes.setdefault(item.lane, []).append(item)

@@ -70,7 +70,7 @@ class _Thread:
 
 
 class BoundedThreads:
-    """For one event loop. Threads that are done wait for more work: a start takes as long as a small item."""
+    """Threads of one event loop. One that is done is used again: a start takes as long as a small item."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class BoundedThreads:
         return len(self._running)
 
     async def run(self, cost: int, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises.
+        """Run `work` in a thread, and return or raise what it does.
 
         Raises:
             PreprocessFailedError: it has not ended in time, or no thread could be started.

@@ -1,4 +1,4 @@
-"""What the answers of a request cost: tokens × choices × log probabilities. Pure arithmetic on its body.
+"""Cost of a request's answers: tokens × choices × log probabilities. Pure arithmetic on its body.
 
     log probabilities = tokens of all answers × those of each token
                       + tokens of all prompts × choices of each × those of each token

@@ -186,7 +186,7 @@ class InstanceLosses:
         return len(self.lives) >= MAX_LOSSES
 
     def error(self) -> RequestError:
-        """What the caller gets. No 503: the same request again may end the next instance."""
+        """Return the caller's error, which is no 503: the same request again may end the next instance."""
         message = (
             f"an instance broke off while it had this request (instances in all: {len(self.lives)}). The "
             "request may be the cause: it is not sent to another"

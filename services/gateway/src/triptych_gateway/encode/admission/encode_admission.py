@@ -27,12 +27,12 @@ from triptych_gateway.request.media import TakenItem
 log = get_logger(__name__)
 
 DEADLINE_SHARE = 0.75
-"""Of the time until a request's deadline, that its encodes may take as predicted: its prompt comes behind
-them, and predictions err."""
+"""Share of the time until a request's deadline that its encodes may take as predicted: its prompt comes
+behind them, and predictions err."""
 RETURN_SLACK = 1.25
 """A refused request that comes back at its time is let in with a queue that is longer by so much."""
 OLDEST_SLACK = 1.5
-"""Where the wait is predicted, the oldest order of a flow may be older by so much than a new one."""
+"""Factor by which the oldest order of a flow may be older than a new one, if the wait is predicted."""
 NUM_PROBES = 8
 PROBE_S = 10.0
 PROBE_SHARE = 0.25  # of the time until the request's deadline
@@ -74,7 +74,7 @@ class EncodeAdmission:
         return [each for each in new.values() if each.mm_hash not in self.backlog]
 
     def _needs_probes(self, media_wait: MediaWait, new: Sequence[TakenItem]) -> bool:
-        """Whether what encoders take for such items is about to be known."""
+        """Return whether the time that encoders take for such items will be known soon."""
         digest, lane = media_wait.namespace_digest, media_wait.lane
         num_probes = NUM_PROBES * self._stores.num_encoders(digest)
         if not num_probes or self.backlog.num_items(digest, lane) < num_probes:

@@ -49,7 +49,7 @@ class Wait:
 
 
 class EncodeWork(NamedTuple):
-    """What items have in common that take about as long."""
+    """Kind of work: items of one kind take about as long to encode."""
 
     modality: Modality
     size: int  # of an image: half octaves of pixels; 0 where no header tells the size

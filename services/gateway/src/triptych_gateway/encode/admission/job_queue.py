@@ -22,7 +22,7 @@ MAX_NAMESPACES = 64  # that are remembered; each is served by engines of its own
 
 @dataclass
 class _Read:
-    """What was read of a namespace's jobs."""
+    """Jobs of a namespace, as last read from Redis."""
 
     oldest_s: float = 0.0
     at: float = float("-inf")  # monotonic seconds
@@ -40,7 +40,7 @@ class JobQueue:
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     def needs_reading(self, namespace_digest: str, now: float) -> bool:
-        """Whether what is known of the namespace's jobs is too old for the next one."""
+        """Return whether the last reading of the namespace's jobs is too old for the next job."""
         return now - self._reads.get(namespace_digest, _Read()).at >= READ_INTERVAL_S
 
     def note_backlog(self, namespace_digest: str, backlog: Backlog, now: float) -> None:
@@ -48,7 +48,7 @@ class JobQueue:
         self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
     def is_full(self, flow: str, num_held: Mapping[str, int], num_new: int = 1) -> bool:
-        """Whether too many orders would wait here, and `flow` would have more than its part of them.
+        """Return whether too many orders would wait here, of which `flow` would have more than its part.
 
         Args:
             num_held: orders that wait, by flow.
@@ -60,7 +60,7 @@ class JobQueue:
     def is_slow(
         self, namespace_digest: str, num_held: Mapping[str, int], oldest_s: float, now: float
     ) -> bool:
-        """Whether an order would wait too long, by those that wait.
+        """Return whether an order would wait too long, by the orders that wait.
 
         `oldest_s`: how long the oldest order has waited that is of the same flow and class.
         """

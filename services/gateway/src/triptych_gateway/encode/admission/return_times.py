@@ -31,7 +31,7 @@ class ReturnTimes:
         self._last: LRUCache[tuple[str, Lane], float] = LRUCache(MAX_LANES)  # of a lane: the next one's
 
     def is_due(self, namespace_digest: str, lane: Lane, first: MmHash, now: float) -> bool:
-        """Whether the request was refused, and its time has come."""
+        """Return whether the request was refused before, and may come back by now."""
         at = self._times.get(_Place(namespace_digest, lane, first))
         return at is not None and now >= at - EARLY_S
 

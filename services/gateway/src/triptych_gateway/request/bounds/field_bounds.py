@@ -1,4 +1,4 @@
-"""What a field may hold, and what all of a request's fields together may cost.
+"""Bounds of each field, and of the cost of all fields of a request together.
 
 vLLM takes each of these from any caller, and lets one request end, fill or falsify what others share: see the
 table in docs/security.md.
