@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from triptych_vllm_connector.worker.containment import encode_contained
+from triptych_vllm_connector.worker.containment import divided, encode_contained
 
 PLANNED = {"a": [0], "b": [0, 1], "c": [0]}
 
@@ -69,3 +69,17 @@ def test_memory_that_one_of_several_ranks_lacks_ends_the_engine() -> None:
     assert tower.refused == [("b", 1)]
     with pytest.raises(torch.OutOfMemoryError):
         run(tower, PLANNED, num_ranks=2)
+
+
+def test_images_of_a_step_are_encoded_together_and_all_else_alone() -> None:
+    modalities = {"a": ["image"], "b": ["audio", "image"], "c": ["video"], "d": ["image", "image"]}
+    planned = {name: list(range(len(items))) for name, items in modalities.items()}
+    assert divided(planned, lambda name, index: modalities[name][index] == "image") == [
+        {"a": [0], "b": [1], "d": [0, 1]},
+        {"b": [0]},
+        {"c": [0]},
+    ]
+
+
+def test_a_step_without_images_has_no_empty_batch() -> None:
+    assert divided({"a": [1], "b": [0]}, lambda *_: False) == [{"a": [1]}, {"b": [0]}]

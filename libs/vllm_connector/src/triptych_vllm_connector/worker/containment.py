@@ -19,6 +19,26 @@ log = get_logger(__name__)
 Planned = Mapping[str, list[int]]  # engine request id -> numbers of its items, as in vLLM's scheduler output
 
 
+def divided(planned: Planned, is_image: Callable[[str, int], bool]) -> list[dict[str, list[int]]]:
+    """Divide a step's items into those that are encoded together: all images, and each other item alone.
+
+    vLLM's towers of Qwen3-Omni encode an audio clip otherwise beside a longer one, and those of
+    LLaVA-OneVision raise where videos with different numbers of frames meet.
+
+    Args:
+        is_image: called for each item (engine request id, number).
+    """
+    images: dict[str, list[int]] = {}
+    others = []
+    for engine_request_id, indices in planned.items():
+        for index in indices:
+            if is_image(engine_request_id, index):
+                images.setdefault(engine_request_id, []).append(index)
+            else:
+                others.append({engine_request_id: [index]})
+    return [images, *others] if images else others
+
+
 def encode_contained(
     encode: Callable[[dict[str, list[int]]], Any],
     planned: Planned,

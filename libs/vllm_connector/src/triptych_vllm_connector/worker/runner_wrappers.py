@@ -16,7 +16,7 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.pieces import place_items_whole
 from triptych_vllm_connector.step_metadata import StepOrders
-from triptych_vllm_connector.worker.containment import encode_contained
+from triptych_vllm_connector.worker.containment import divided, encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.deepstack import keep_deepstack
 from triptych_vllm_connector.worker.ports import connector_of_worker
@@ -127,7 +127,11 @@ class DisaggEncodeGPURunnerWrapper:
             if connector.writer is not None:
                 connector.writer.on_item_error(mm_hash, error)
 
-        encode_contained(encode, planned, refuse, connector.num_ranks)
+        def is_image(engine_request_id: str, index: int) -> bool:
+            return bool(features_of(engine_request_id)[index].modality == "image")
+
+        for together in divided(planned, is_image):
+            encode_contained(encode, together, refuse, connector.num_ranks)
 
 
 class DisaggPrefillDecodeGPURunnerWrapper:
