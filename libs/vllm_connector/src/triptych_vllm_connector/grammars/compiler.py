@@ -129,7 +129,8 @@ class GrammarCompiler:
             file.flush()
             compiler = cls(tokenizer_fd, limits)
             try:
-                await compiler._running_server()
+                # It imports for some seconds: the first grammar waits for it, and nothing else does.
+                compiler._server = await compiler._start_server()
                 yield compiler
             finally:
                 await compiler._end_server()
