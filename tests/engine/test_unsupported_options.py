@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.families.folders import family_folder
 from tests.support.real.system import MODEL
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.host.engine_options import (
@@ -124,6 +125,12 @@ def test_a_model_whose_items_are_not_processed_apart_has_no_encoder() -> None:
     with pytest.raises(UndividedModelError, match=r"cannot have an encoder: .*encode-prefill-decodes 1"):
         check_division(args, Role.ENCODE)
     check_division(args, Role.ENCODE_PREFILL_DECODE)
+
+
+def test_a_model_whose_processor_is_chosen_by_a_function_may_have_an_encoder() -> None:
+    options = [f"--model={family_folder('llava')}"]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    check_division(args, Role.ENCODE)
 
 
 def test_an_encoder_refuses_a_model_of_text_alone_before_its_engine_starts(tmp_path: Path) -> None:

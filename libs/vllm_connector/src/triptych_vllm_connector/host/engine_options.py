@@ -146,19 +146,26 @@ def _check_items_are_apart(args: Any) -> None:
     """Raises UndividedModelError: what the model's processor makes of an item is not the item's alone."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.model_executor.model_loader.utils import get_model_cls
+    from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.processing import BaseMultiModalProcessor
 
     try:
-        model_cls: Any = get_model_cls(AsyncEngineArgs.from_cli_args(args).create_model_config())
+        model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
+        model_cls: Any = get_model_cls(model_config)
     except (ValueError, OSError):
         return  # as above
     factory = getattr(model_cls, "_processor_factory", None)  # None: a model of text alone
     # vLLM keeps processed items by their hash, as Triptych does. A processor for which that would be wrong
     # overrides this: h2ovl cuts an image into other tiles where a request has another one, for example.
     base = BaseMultiModalProcessor._cached_apply_hf_processor
-    if factory is not None and factory.processor._cached_apply_hf_processor is not base:
+    if factory is None:
+        return
+    processor_cls: Any = factory.processor
+    if not isinstance(processor_cls, type):  # LLaVA's is a function, which chooses the class by the model
+        processor_cls = type(MULTIMODAL_REGISTRY.create_processor(model_config))
+    if processor_cls._cached_apply_hf_processor is not base:
         raise UndividedModelError(
-            f"{args.model} cannot have an encoder: {factory.processor.__name__} does not process each item "
+            f"{args.model} cannot have an encoder: {processor_cls.__name__} does not process each item "
             f"by itself, so that its encoding depends on what else is in the request. {_SERVED_WHOLE}"
         )
 
