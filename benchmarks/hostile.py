@@ -86,8 +86,8 @@ def _properties(number: int) -> Body:
     return {"type": "object", "properties": {f"field_{n}": {"type": "string"} for n in range(number)}}
 
 
-def _jpeg_2000_video(num_frames: int = 60, size: int = 512) -> Part:
-    """Return an AVI of noise in JPEG 2000: each frame takes a decoder a tenth of a second."""
+def _jpeg_2000_video(num_frames: int = 40, size: int = 128) -> Part:
+    """Return an AVI of noise in JPEG 2000, which takes long to decode."""
     file = io.BytesIO()
     with av.open(file, "w", format="avi") as container:
         stream = container.add_stream("jpeg2000", rate=10)
