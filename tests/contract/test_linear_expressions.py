@@ -138,7 +138,7 @@ def _first(way: list[Step]) -> frozenset[str]:
 
 
 def _chars(op: Any, value: Any, flags: int) -> frozenset[str]:
-    """Of the alphabet."""
+    """Return the characters of `ALPHABET` that this piece of an expression matches."""
     single = re.compile(_source(op, value), flags & (re.IGNORECASE | re.DOTALL | re.ASCII))
     return frozenset(char for char in ALPHABET if single.fullmatch(char))
 

@@ -25,7 +25,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 
 @asynccontextmanager
 async def flood(port: int, number: int) -> AsyncIterator[list[socket.socket]]:
-    """So many connections on which nothing is sent."""
+    """Open connections on which nothing is sent."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
         made = [stack.enter_context(socket.socket()) for _ in range(number)]

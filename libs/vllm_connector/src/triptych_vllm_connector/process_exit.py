@@ -1,13 +1,29 @@
-"""How an engine's processes exit: when the host ends them, skipping the last garbage collection."""
+"""How processes exit that a host has started: with the host, skipping the last garbage collection."""
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import multiprocessing
 import os
+import select
 import signal
 
 _PR_SET_PDEATHSIG = 1
+
+
+def end_with_peer(fd: int) -> None:
+    """Have the kernel end this process, also within C code, when the other end of `fd` is closed.
+
+    By SIGIO, whose default action ends a process. `fd` is a socket, or the read end of a pipe, to which
+    nothing more is sent.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(fd, 0)
+    if poll.poll(0):  # closed before that
+        os._exit(0)
 
 
 def leave_signals_to_host() -> None:

@@ -120,8 +120,8 @@ class GatewaySettings(MediaSettings):
     max_grammar_chars: PositiveInt = 64 << 10
     """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters."""
     max_answer_tokens: PositiveInt = 262_144
-    """Of all choices of one request together, where it asks for several; an answer whose longest is not named
-    counts 8,192."""
+    """Tokens of all choices of one request together, where it asks for several; an answer without a named
+    limit counts 8,192."""
     max_logprobs: PositiveInt = 250_000
     """Log probabilities of one request: of all tokens of its answers, and of its prompts."""
     max_header_bytes: PositiveInt = 64 << 10

@@ -63,7 +63,7 @@ class _Sending:
     connection: "_Connection | None" = None  # that it was written to; None: to none
 
     def met_closed_connection(self, error: Exception) -> bool:
-        """Whether its peer had closed the kept connection that it was written to."""
+        """Return whether the peer had closed the kept connection that the request was written to."""
         if self.connection is None or self.connection.num_requests == 1:
             return False
         has_ended = isinstance(error, ServerDisconnectedError | ConnectionResetError)

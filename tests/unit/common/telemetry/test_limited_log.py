@@ -16,7 +16,7 @@ def limited(caplog: pytest.LogCaptureFixture) -> LimitedLog:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, list[str], int]]:
-    """Of the lines that were left out."""
+    """Return the reports about lines that were left out."""
     fields = [getattr(each, "triptych_fields") for each in caplog.records if "left out" in each.message]  # noqa: B009
     return [(each["of"], each["reason"], each["num_left_out"]) for each in fields]
 

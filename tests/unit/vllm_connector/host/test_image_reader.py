@@ -51,7 +51,7 @@ TURNED[0x0112] = 6
 def test_pixels_of_a_child_are_vllms_to_the_bit(
     mode: str, image_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of formats that are decoded apart as a rule, and of others if they were."""
+    """Formats that are decoded in a child process as a rule, and others if they were."""
     try:
         content = saved(PICTURE.convert("L").convert(mode), image_format, exif=TURNED)
     except (OSError, ValueError):

@@ -39,7 +39,7 @@ TIFF_COMPRESSIONS = ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_
 
 @dataclass(frozen=True, slots=True)
 class DecodingBounds:
-    """What decoding one item in a child process may cost, and what is decoded at all."""
+    """Bounds of decoding one item in a child process, and the codecs that are decoded at all."""
 
     video_codecs: tuple[str, ...] = VIDEO_CODECS
     audio_codecs: tuple[str, ...] = AUDIO_CODECS

@@ -107,7 +107,7 @@ class DecodingSettings(MediaSettings):
 
     @property
     def decoding_bounds(self) -> DecodingBounds:
-        """What is decoded in child processes, and what it may cost."""
+        """Return the bounds of decoding in child processes."""
         return DecodingBounds(
             video_codecs=self.video_codecs,
             audio_codecs=self.audio_codecs,

@@ -8,12 +8,10 @@ write end the host holds, and the kernel sends SIGIO when that closes.
 
 import contextlib
 import ctypes
-import fcntl
 import math
 import mmap
 import os
 import resource
-import select
 import signal
 import socket
 import sys
@@ -30,6 +28,7 @@ from PIL import Image
 from triptych_common.domain.transient import is_transient
 from triptych_vllm_connector.decoding import messages
 from triptych_vllm_connector.decoding.images import info_of, upright
+from triptych_vllm_connector.process_exit import end_with_peer
 
 NO_DECODER = "none"  # matches no decoder's name: FFmpeg reads headers, and decodes nothing to complete them
 CHUNK_BYTES = 4 << 20
@@ -289,14 +288,6 @@ def _limit_cpu(cpu_s: int) -> None:
     )
 
 
-def _end_with_host(lifeline: int) -> None:
-    """Have the kernel end this process when the host closes the other end of the pipe, or is gone."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it was gone before
-        sys.exit(0)
-
-
 def main(channel: int, lifeline: int, num_bytes: int, max_output: int) -> None:
     # A terminal's Ctrl-C reaches the whole group; the host may still drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -304,7 +295,7 @@ def main(channel: int, lifeline: int, num_bytes: int, max_output: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the host or its engine
-    _end_with_host(lifeline)
+    end_with_peer(lifeline)
     Image.MAX_IMAGE_PIXELS = None  # the host has compared the size with its own limit
     with socket.socket(fileno=channel) as opened, contextlib.suppress(ConnectionError):
         serve(opened, Memory(num_bytes), max_output)

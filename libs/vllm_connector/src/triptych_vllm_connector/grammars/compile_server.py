@@ -9,18 +9,18 @@ the host closes the socket.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import resource
-import select
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from triptych_vllm_connector.process_exit import end_with_peer
 
 READY = b"ready"
 STACK_BYTES = 1 << 20
@@ -80,7 +80,7 @@ def _compile_and_exit(
         )  # xgrammar warns there of callers' texts
         with contextlib.closing(reply_to):
             job = json.loads(_receive_all(reply_to))
-            _end_with_peer(reply_to)
+            end_with_peer(reply_to.fileno())  # the host closes it when the caller has gone
             _limit(limits)
             reply_to.sendall(json.dumps(_reply(job, output_fd, limits, tokenizer_info)).encode())
     finally:
@@ -92,16 +92,6 @@ def _receive_all(source: socket.socket) -> bytes:
     while piece := source.recv(1 << 16):
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def _end_with_peer(peer: socket.socket) -> None:
-    """SIGIO, whose default action ends a process, when `peer` is closed: a caller has gone."""
-    fcntl.fcntl(peer, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(peer, fcntl.F_SETFL, fcntl.fcntl(peer, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(peer, 0)
-    if poll.poll(0):  # closed before that
-        os._exit(0)
 
 
 def _limit(limits: CompileLimits) -> None:

@@ -132,7 +132,7 @@ class _BoundedLoader:
 
     @classmethod
     def _grabs_in_order(cls) -> bool:
-        """Whether it grabs each frame from the first to the last target, and retrieves targets alone."""
+        """Return whether it grabs every frame up to the last target, and retrieves targets alone."""
         reading = next(each for each in cls.__mro__[2:] if "read_frames" in each.__dict__)
         return reading is VideoLoader
 

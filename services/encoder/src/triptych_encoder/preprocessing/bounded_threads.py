@@ -51,7 +51,7 @@ def waited_s(thread: int) -> float:
 
 
 class _Thread:
-    """Does one piece of work after the other. A daemon: the process ends without waiting for it.
+    """Daemon thread that does one piece of work after the other: the process ends without waiting for it.
 
     `concurrent.futures` would wait for its threads at the exit, also for one that never ends.
     """

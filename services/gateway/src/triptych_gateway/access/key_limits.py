@@ -115,7 +115,7 @@ class RequestDemand:
 
     @property
     def cost(self) -> AnswerCost:
-        """What its answers cost."""
+        """Return the cost of its answers."""
         return AnswerCost.of(self.body, self.num_prompt_bytes)
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:

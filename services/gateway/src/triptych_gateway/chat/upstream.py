@@ -254,7 +254,7 @@ def _cut(value: Any, max_chars: int) -> Any:
 
 
 def _hides_refusal(message: Any) -> bool:
-    """Whether it is vLLM's report of an error of 4xx that it could not read."""
+    """Return whether `message` is vLLM's report of an error of 4xx that it could not read."""
     if not isinstance(message, str) or _HIDDEN_START not in message:
         return False
     head, found, _ = message.partition(_HIDDEN_START)[2].rpartition(_HIDDEN_END)

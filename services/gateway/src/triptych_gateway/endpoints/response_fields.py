@@ -23,6 +23,11 @@ from triptych_gateway.endpoints.kinds import (
 _STATUSES = ["in_progress", "completed", "incomplete"]
 _STATUS_OR_NULL: Schema = {"type": ["string", "null"], "enum": [*_STATUSES, None]}
 _TEXT: Schema = {"type": "string"}
+_LOGPROB: Mapping[str, Schema] = {
+    "token": _TEXT,
+    "logprob": {"type": "number"},
+    "bytes": {"type": "array", "items": {"type": "integer"}, "maxItems": 64},
+}
 _PART: Schema = {
     "type": "object",
     "properties": {
@@ -36,19 +41,13 @@ _PART: Schema = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "token": _TEXT,
-                    "logprob": {"type": "number"},
-                    "bytes": {"type": "array", "items": {"type": "integer"}, "maxItems": 64},
+                    **_LOGPROB,
                     "top_logprobs": {
                         "type": "array",
                         "maxItems": 32,
                         "items": {
                             "type": "object",
-                            "properties": {
-                                "token": _TEXT,
-                                "logprob": {"type": "number"},
-                                "bytes": {"type": "array", "items": {"type": "integer"}, "maxItems": 64},
-                            },
+                            "properties": _LOGPROB,
                             "required": ["token", "logprob"],
                         },
                     },

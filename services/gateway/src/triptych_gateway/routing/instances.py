@@ -199,5 +199,5 @@ def life_of(record: InstanceRecord) -> Life:
 
 
 def stage_of(record: InstanceRecord) -> ServingStage:
-    """What it can do of a request."""
+    """Return the part of a request that the instance can do."""
     return next(stage for stage, roles in STAGE_ROLES.items() if record.role in roles)

@@ -303,7 +303,7 @@ class RouteChoice:
         return [each for each in able if life_of(each) not in self._doubtful] or able
 
     def _may_lose(self, route: Route) -> bool:
-        """Whether the request may go there although an instance has ended with it.
+        """Return whether the request may go there although an instance has ended with it.
 
         Where that was half of a pair, the other half may be the only one of its stage.
         """
@@ -314,7 +314,7 @@ class RouteChoice:
         return all(map(self._is_served_without, asked))
 
     def _is_served_without(self, record: InstanceRecord) -> bool:
-        """Whether the model is served though `record` ends, and those that have ended with the request."""
+        """Return whether the model is served without `record` and those that have ended with the request."""
         gone, now = {*self.losses.lives, life_of(record)}, time.monotonic()
         left = {
             stage

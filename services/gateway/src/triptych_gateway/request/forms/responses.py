@@ -56,7 +56,7 @@ def _fields_with_parts(item: Fields) -> Iterator[str]:
 
 
 def _check_types(item: Fields, content: list[Any], place: Place) -> None:
-    """Of media there are images alone; an answer of the model has none, as vLLM reads it.
+    """Images are the only media; an answer of the model has none, as vLLM reads it.
 
     Parts of another kind than the message has are refused here: vLLM makes some 240 error objects of each.
     """
