@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support import leftovers
+
 START_TIMEOUT_S = 30.0
 
 settings.register_profile("thorough", max_examples=2000, deadline=None)  # --hypothesis-profile=thorough
@@ -33,6 +35,12 @@ class ContainerRedis:
     url: str
     provider: str = "docker"
     socket_path: Path | None = None  # only reachable by TCP
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    janitor = leftovers.start_janitor()
+    if janitor is not None:
+        config.pluginmanager.register(janitor)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -33,6 +33,7 @@ MODULES = (
     "transformers.tokenization_mistral_common",
     "vllm.model_executor.models.qwen2_5_vl",
     "vllm.renderers.hf",
+    "xgrammar",
     "tests.support.real.warm.processing_calls",
     "tests.support.real.warm.unchecked_items",
 )

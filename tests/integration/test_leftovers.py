@@ -1,0 +1,87 @@
+"""A run of pytest that is killed leaves no process and no shared memory, however they were started."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import leftovers
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120
+KINDS = ("redis-server", "triptych_cache_store", "forkserver", "resource_tracker", "a daemon")
+"""Words of the command lines of what `TEST` starts."""
+TEST = """
+import multiprocessing, os, signal, sys, tempfile
+from pathlib import Path
+from tests.conftest import EmbeddedRedis
+from triptych_cache_store.testing import StoreProcess
+
+def test_it():
+    EmbeddedRedis().start()
+    store = StoreProcess(Path(tempfile.mkdtemp(prefix="triptych-test-", dir="/dev/shm")))
+    store.start()
+    multiprocessing.get_context("forkserver").Process(target=signal.pause, daemon=True).start()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, ["a daemon", "-c", "import signal; signal.pause()"])
+        os._exit(0)
+    Path("new").write_text(f"{os.environ['PYTEST_OWNER']} {store.run_dir}")
+    os.rename("new", "started")
+    signal.pause()
+"""
+
+
+def start_pytest(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
+    """Run `TEST` as a run of its own."""
+    (folder / "test_it.py").write_text(TEST)
+    environment = {name: value for name, value in os.environ.items() if name != leftovers.OWNER}
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "pytest", f"-c{ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}",
+            "-ptests.conftest", "-pno:cacheprovider", *options, "test_it.py",
+        ],
+        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def command_lines(owner: str) -> list[str]:
+    lines = []
+    for pid in leftovers.processes_of(owner):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            lines.append(" ".join(psutil.Process(pid).cmdline()))
+    return lines
+
+
+@pytest.mark.parametrize("is_swept", [False, True], ids=["by its janitor", "by the next run"])
+def test_nothing_is_left_of_a_killed_run(
+    is_swept: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    run = start_pytest(tmp_path, *(["-n1"] if is_swept else []))
+    request.addfinalizer(run.kill)
+    started = tmp_path / "started"
+    wait_until(lambda: started.exists() or run.poll() is not None, LIMIT_S, "everything is started")
+    owner, run_dir = started.read_text().split()
+    wait_until(
+        lambda: all(kind in "\n".join(command_lines(owner)) for kind in KINDS),
+        LIMIT_S, lambda: f"not all of {KINDS} are known: {command_lines(owner)}",
+    )  # fmt: skip
+    assert Path(run_dir).exists()
+    if is_swept:
+        (janitor,) = [each for each in psutil.Process(run.pid).children() if each.cmdline()[-1] == owner]
+        janitor.kill()
+    run.kill()
+    run.wait()
+    if is_swept:
+        assert start_pytest(tmp_path, "--collect-only").wait(LIMIT_S) == 0
+    else:
+        wait_until(lambda: not leftovers.notes_of(owner).exists(), LIMIT_S, "the janitor is done")
+    assert not command_lines(owner)
+    assert not Path(run_dir).exists()
+    assert not leftovers.notes_of(owner).exists()
