@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,17 +39,21 @@ def test_it():
 """
 
 
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Python, which belongs to no run."""
+    environment = {name: value for name, value in os.environ.items() if name != leftovers.OWNER}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if arguments[0] == "-c" else None,
+    )  # fmt: skip
+
+
 def start_pytest(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
     """Run `TEST` as a run of its own."""
     (folder / "test_it.py").write_text(TEST)
-    environment = {name: value for name, value in os.environ.items() if name != leftovers.OWNER}
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "pytest", f"-c{ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}",
-            "-ptests.conftest", "-pno:cacheprovider", *options, "test_it.py",
-        ],
-        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    settings = (f"-c{ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}", "-ptests.conftest", "-pno:cacheprovider")
+    return start(folder, "-m", "pytest", *settings, *options, "test_it.py")
 
 
 def command_lines(owner: str) -> list[str]:
@@ -74,7 +79,7 @@ def test_nothing_is_left_of_a_killed_run(
     )  # fmt: skip
     assert Path(run_dir).exists()
     if is_swept:
-        (janitor,) = [each for each in psutil.Process(run.pid).children() if each.cmdline()[-1] == owner]
+        (janitor,) = [each for each in psutil.Process(run.pid).children() if owner in each.cmdline()]
         janitor.kill()
     run.kill()
     run.wait()
@@ -85,3 +90,12 @@ def test_nothing_is_left_of_a_killed_run(
     assert not command_lines(owner)
     assert not Path(run_dir).exists()
     assert not leftovers.notes_of(owner).exists()
+
+
+def test_a_run_in_which_nothing_moves_is_ended(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    hang = "import signal; from tests.support import leftovers; leftovers.start_janitor(0.01); signal.pause()"
+    run = start(tmp_path, "-c", hang)
+    request.addfinalizer(run.kill)
+    _, said = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == -signal.SIGINT
+    assert b"no test has ended for 0.01 s" in said

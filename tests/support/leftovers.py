@@ -56,7 +56,7 @@ class Janitor:
             os.write(self._pipe, byte)
 
 
-def start_janitor() -> Janitor | None:
+def start_janitor(still_limit_s: float = STILL_LIMIT_S) -> Janitor | None:
     """Start the janitor of this run and sweep earlier runs. None in a worker: its controller has one."""
     if _is_alive(os.environ.get(OWNER, "")):
         _note_folders(os.environ[OWNER])
@@ -69,7 +69,7 @@ def start_janitor() -> Janitor | None:
     notes_of(owner).touch()
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-S", __file__, owner],
+        [sys.executable, "-S", __file__, owner, str(still_limit_s)],
         env={name: value for name, value in os.environ.items() if name != OWNER},
         stdin=reading,
         start_new_session=True,
@@ -156,7 +156,7 @@ def _is_alive(owner: str) -> bool:
     return pid.isdigit() and bool(start) and _start_time(int(pid)) == start
 
 
-def main(owner: str, still_limit_s: float = STILL_LIMIT_S) -> None:
+def main(owner: str, still_limit_s: float) -> None:
     try:
         watched = os.pidfd_open(int(owner.partition("-")[0]))
     except ProcessLookupError:
@@ -184,4 +184,4 @@ def _wait_for_end(watched: int, still_limit_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], float(sys.argv[2]))

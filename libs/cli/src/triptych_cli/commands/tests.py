@@ -2,16 +2,24 @@
 
 Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Several files
 run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
-of them wait for most of their time. A failure is shown when it happens, and each of the three runs ends by
-itself, with what it has seen, on a machine that is far too slow: whoever waits for the end learns why.
+of them wait for most of their time. A failure is shown when it happens; the end shows where the time went and
+what was skipped. Each test has a limit (`timeout` in pyproject.toml), and a run ends when nothing has moved
+for longer than that (`tests/support/leftovers.py`): a slow machine meets neither.
 """
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple, Self
 
-from triptych_cli.console import fail, out
+from rich.markup import escape
+
+from triptych_cli.console import fail, out, plain_table
 from triptych_cli.settings import CHECKOUT
 
 LAYERS = {
@@ -31,6 +39,24 @@ LAST = ("chaos",)
 THREE_FILES_AT_A_TIME = ["-n3", "--dist=loadfile"]
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
+NUM_SLOWEST = 10
+
+
+class Ran(NamedTuple):
+    """One test, as pytest's JUnit report has it."""
+
+    layer: str
+    name: str
+    seconds: float  # with its fixtures
+    skipped: str  # the reason; empty for a test that ran
+
+    @classmethod
+    def of(cls, case: ET.Element) -> Self:
+        module, name = case.get("classname", ""), case.get("name", "")
+        skipped = case.find("skipped")
+        reason = "" if skipped is None else skipped.get("message") or "no reason"
+        path = module.removeprefix("tests.").replace(".", "/")
+        return cls(path.partition("/")[0], f"{path}.py::{name}", float(case.get("time", 0)), reason)
 
 
 def run_tests(layer: str | None, extra: list[str]) -> int:
@@ -64,21 +90,58 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
         extra = ["-m", "not long", *extra]
     rest = [name for name in folders if name not in (*FIRST, *LAST)]
     codes: list[int] = []
-    runs: tuple[tuple[Sequence[str], list[str], int], ...] = (
-        (FIRST, THREE_FILES_AT_A_TIME, 30),
-        (rest, [], 35),
-        (LAST, THREE_FILES_AT_A_TIME, 20),
+    elapsed_s: dict[str, float] = {}
+    ran: list[Ran] = []
+    runs: tuple[tuple[Sequence[str], list[str]], ...] = (
+        (FIRST, THREE_FILES_AT_A_TIME),
+        (rest, []),
+        (LAST, THREE_FILES_AT_A_TIME),
     )
-    for names, parallel, limit_min in runs:
-        options = [*parallel, *SHOW_AT_ONCE, f"--session-timeout={limit_min * 60}"]
-        paths = [folders[name] for name in names if name in folders]
-        if paths and not ("-x" in extra and set(codes) - {0, NOTHING_RAN}):
-            codes.append(_pytest(paths, [*options, *extra]))
-    ran = [code for code in codes if code != NOTHING_RAN]
-    return max(ran, default=NOTHING_RAN)
+    with tempfile.TemporaryDirectory(prefix="triptych-test-") as folder:
+        for names, parallel in runs:
+            names = [name for name in names if name in folders]
+            if not names or ("-x" in extra and set(codes) - {0, NOTHING_RAN}):
+                continue
+            report = Path(folder) / f"{names[0]}.xml"
+            options = [*parallel, *SHOW_AT_ONCE, f"--junitxml={report}"]
+            start = time.monotonic()
+            codes.append(_pytest([folders[name] for name in names], [*options, *extra]))
+            elapsed_s[", ".join(names)] = time.monotonic() - start
+            if report.exists():
+                ran += map(Ran.of, ET.parse(report).iter("testcase"))
+    summarize(ran, elapsed_s)
+    return max((code for code in codes if code != NOTHING_RAN), default=NOTHING_RAN)
 
 
 def _pytest(paths: list[str], extra: list[str]) -> int:
     sys.stdout.flush()
     command = [sys.executable, "-m", "pytest", f"--rootdir={CHECKOUT}", f"-c{CHECKOUT / 'pyproject.toml'}"]
     return subprocess.run([*command, *paths, *extra], check=False).returncode
+
+
+def summarize(ran: Iterable[Ran], elapsed_s: dict[str, float]) -> None:
+    """Print the time of each layer, the slowest tests, and the reasons of skipped ones.
+
+    Args:
+        elapsed_s: wall-clock time of each run of pytest, by the names of its layers.
+    """
+    ran = list(ran)
+    if not ran:
+        return
+    layers = plain_table("layer", "tests", "seconds", right=("tests", "seconds"))
+    for layer in [name for name in LAYERS if any(each.layer == name for each in ran)]:
+        seconds = [each.seconds for each in ran if each.layer == layer and not each.skipped]
+        layers.add_row(layer, str(len(seconds)), f"{sum(seconds):.0f}")
+    out.print(layers)
+    for names, seconds in elapsed_s.items():
+        out.print(f"{names}: {seconds:.0f} s by the clock", markup=False)
+    slowest = plain_table("seconds", "slowest tests", right=("seconds",))
+    for each in sorted(ran, key=lambda each: -each.seconds)[:NUM_SLOWEST]:
+        slowest.add_row(f"{each.seconds:.1f}", escape(each.name))
+    out.print(slowest)
+    skipped = Counter(each.skipped for each in ran if each.skipped)
+    if skipped:
+        reasons = plain_table("skipped", "reason", right=("skipped",))
+        for reason, count in skipped.most_common():
+            reasons.add_row(str(count), escape(reason))
+        out.print(reasons)
