@@ -6,6 +6,7 @@ In float32, and every other time in bfloat16, in which they are published; `TRIP
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from tests.support.families.family import MAX_MODEL_LEN
 from tests.support.families.folders import family_folder
 from tests.support.families.questions import family_questions
 from tests.support.families.registry import FAMILIES
-from tests.support.real.system import ROOT, START_TIMEOUT_S, System, running_system
+from tests.support.real.system import MONOLITH_ENVIRONMENT, START_TIMEOUT_S, System, running_system
+from tests.support.real.warm import client as warm
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
@@ -51,7 +53,7 @@ CHOSEN = chosen_families()
 class Alone:
     """One engine in one process, which answers the questions of all chosen families meanwhile."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "warm.ForkedProcess | subprocess.Popen[bytes]"
     folder: Path
 
     def answers(self, name: str) -> list[TokenAnswer]:
@@ -73,14 +75,14 @@ class Alone:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     folder = tmp_path_factory.mktemp("alone")
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.families.answer_alone", folder, DTYPE, *CHOSEN],
-            cwd=ROOT, stdout=log, stderr=log,
+        process = warm.start(
+            [sys.executable, "-m", "tests.support.families.answer_alone", str(folder), DTYPE, *CHOSEN],
+            environment={**MONOLITH_ENVIRONMENT, **os.environ}, output=log,
         )  # fmt: skip
         try:
             yield Alone(process, folder)
         finally:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
 
 

@@ -5,7 +5,6 @@ batches: each request alone, all together, and each with each.
 """
 
 import os
-import subprocess
 import sys
 from itertools import combinations_with_replacement
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 
 from tests.support.real.batches import PROMPT
 from tests.support.real.bodies.comparing import alike
-from tests.support.real.system import ROOT, START_TIMEOUT_S
+from tests.support.real.system import MONOLITH_ENVIRONMENT, START_TIMEOUT_S
+from tests.support.real.warm import client as warm
 from triptych_gateway.endpoints.fields import SAMPLING
 from triptych_gateway.request.bounds.field_bounds import MIXING_FIELDS
 
@@ -66,24 +66,21 @@ MIXING = {**LENGTH, "temperature": 0, "logprob_token_ids": [6, 7]}
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[tuple[str, ...], list[Any]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[Any]]:
     """By the names of a batch: what each request of it got."""
     batches: dict[tuple[str, ...], list[dict[str, Any]]] = {(name,): [REQUESTS[name]] for name in NAMES}
     batches |= {pair: [REQUESTS[name] for name in pair] for pair in PAIRS}
     batches |= {(name, "without"): [_without(name)] for name in NAMES if name in REQUESTS[name]}
     batches[*NAMES, ""] = [*REQUESTS.values(), GREEDY]
     batches |= {(field, "greedy"): [MIXING, GREEDY] for field in MIXING_FIELDS}
-    program = subprocess.run(
-        [sys.executable, "-m", "tests.support.real.batches"],
-        input=orjson.dumps([*batches.values()]),
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=START_TIMEOUT_S,
-        check=False,
-    )
-    assert program.returncode == 0, program.stderr.decode()[-3000:]
-    return dict(zip(batches, orjson.loads(program.stdout), strict=True))
+    folder = tmp_path_factory.mktemp("batches")
+    (folder / "batches").write_bytes(orjson.dumps([*batches.values()]))
+    program = warm.run(
+        [sys.executable, "-m", "tests.support.real.batches", f"{folder}/batches", f"{folder}/answers"],
+        environment={**MONOLITH_ENVIRONMENT, **os.environ}, timeout_s=START_TIMEOUT_S,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr[-3000:]
+    return dict(zip(batches, orjson.loads((folder / "answers").read_bytes()), strict=True))
 
 
 def _without(name: str) -> dict[str, Any]:

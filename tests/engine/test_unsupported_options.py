@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -10,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.families.folders import family_folder
-from tests.support.real.system import MODEL
+from tests.support.real.system import MODEL, START_TIMEOUT_S
+from tests.support.real.warm import client as warm
+from tests.support.real.warm.preload import ENVIRONMENT
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.host.engine_options import (
     TextModelError,
@@ -91,14 +92,11 @@ def test_what_the_handover_cannot_do_is_refused_in_one_sentence(options: list[st
 @pytest.mark.parametrize("service", ["triptych_prefill_decode", "triptych_encoder"])
 def test_a_service_ends_at_its_start_and_says_why(service: str, redis_url: str, tmp_path: Path) -> None:
     """Not with what vLLM's engines say when the second of them finds the first one's session."""
-    run = subprocess.run(
+    places = {"TRIPTYCH_REDIS_URL": redis_url, "TRIPTYCH_RUN_DIR": str(tmp_path)}
+    run = warm.run(
         [sys.executable, "-m", service, f"--model={MODEL}", f"--engine-args={json.dumps(['-dp=2'])}"],
-        env={**os.environ, "TRIPTYCH_REDIS_URL": redis_url, "TRIPTYCH_RUN_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        environment={**ENVIRONMENT, **os.environ, **places}, timeout_s=START_TIMEOUT_S,
+    )  # fmt: skip
     said = run.stdout + run.stderr
     assert run.returncode == 1, said
     assert "--data-parallel-size cannot be above 1" in said

@@ -1,54 +1,66 @@
-import pytest
-from tests.support.real.system import *
-from tests.support.real.warm import client as warm
-from costplug import tree_cpu
+import json
+import shlex
 import time
 
+import psutil
+import pytest
+from costplug import tree_cpu
 
-def test_start(tmp_path):
+from tests.engine.test_families import DTYPE_OPTION, LENGTHS
+from tests.support.families.folders import family_folder
+from tests.support.families.registry import FAMILIES
+from tests.support.real.system import *
+from tests.support.real.warm import client as warm
+
+
+@pytest.mark.parametrize("name,small", [("gemma3", 0), ("gemma3", 1), ("qwen2_vl", 0), ("qwen2_vl", 1)])
+def test_start(tmp_path, name, small):
     c = tree_cpu()
     t = time.monotonic()
-    warm.server()
 
-    # wait for preload: fork a trivial cmd
     def lap(n):
         nonlocal c, t
         a, b = tree_cpu(), time.monotonic()
-        print(f"{n}: cpu {a - c:.1f} wall {b - t:.1f}")
+        print(f"{n}: cpu {a - c:.1f} wall {b - t:.1f}", flush=True)
         c, t = a, b
 
+    warm.server()
     warm.run([sys.executable, "-m", "triptych_cli", "--version"], environment=dict(os.environ), timeout_s=100)
     lap("preload")
-    with running_system(is_forked=True) as s:
-        lap("up")
-        import psutil
-
-        for name, svc in s.services().items():
+    model = family_folder(name)
+    lap("folder")
+    dummies = []
+    if small:
+        dummies = [
+            "--limit-mm-per-prompt="
+            + json.dumps(
+                {
+                    k.value: {
+                        "count": 9,
+                        "width": 56,
+                        "height": 56,
+                        **({"num_frames": 4} if k.value == "video" else {}),
+                    }
+                    for k in FAMILIES[name].limits
+                    if k.value != "audio"
+                }
+            )
+        ]
+    with running_system(
+        f"--encoder-args={shlex.join([DTYPE_OPTION, *FAMILIES[name].engine_options, *dummies])}",
+        f"--prefill-decode-args={shlex.join([DTYPE_OPTION, *LENGTHS])}",
+        model=model,
+        is_forked=True,
+    ) as s:
+        lap(f"up {name} {small}")
+        for n, svc in s.services().items():
             p = psutil.Process(svc["pid"])
             for q in [p, *p.children(recursive=True)]:
                 ct = q.cpu_times()
                 print(
                     "   ",
-                    name,
+                    n,
                     q.pid,
-                    q.cmdline()[:5],
                     f"own {ct.user + ct.system:.1f} children {ct.children_user + ct.children_system:.1f}",
                 )
-        s.ask("hi")
-        lap("ask")
-        print(sorted(x.name for x in s.logs_dir.iterdir()))
-        c_ = s.openai
-        c_.chat.completions.create(
-            model=MODEL.name,
-            messages=[{"role": "user", "content": "x"}],
-            max_tokens=8,
-            response_format={
-                "type": "json_schema",
-                "json_schema": {
-                    "name": "s",
-                    "schema": {"type": "object", "properties": {"a": {"type": "string"}}},
-                },
-            },
-        )
-        lap("structured")
     lap("down")

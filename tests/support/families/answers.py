@@ -84,7 +84,8 @@ def family_monolith(name: str, log_folder: Path, *options: str) -> Iterator[Serv
     One engine takes 2.6 GiB: end it before the next one is started.
     """
     model = family_folder(name)
-    with running_monolith(log_folder, *ALL_FAMILIES[name].engine_options, *options, model=model) as server:
+    options = (*ALL_FAMILIES[name].engine_options, *options)
+    with running_monolith(log_folder, *options, model=model, is_forked=True) as server:
         yield server
 
 

@@ -1,6 +1,6 @@
 """A program: what one vLLM engine, in one process, answers to batches of requests.
 
-    python -m tests.support.real.batches < BATCHES > ANSWERS
+    python -m tests.support.real.batches BATCHES ANSWERS
 
 A batch is a list of requests, each the fields of vLLM's `SamplingParams`; all of a batch start in one step.
 The answer to each is its choices: token ids, log probabilities by token, and those of the prompt.
@@ -9,6 +9,7 @@ The answer to each is its choices: token ids, log probabilities by token, and th
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,8 +21,7 @@ QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 def main() -> None:
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries print there
+    batches, out = map(Path, sys.argv[1:])
     os.environ.update(MONOLITH_ENVIRONMENT | QUIET)
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -50,7 +50,7 @@ def main() -> None:
         return {str(token): each.logprob for token, each in table.items() if each.logprob > -math.inf}
 
     answers = []
-    for batch in orjson.loads(sys.stdin.buffer.read()):
+    for batch in orjson.loads(batches.read_bytes()):
         outputs = engine.generate([PROMPT] * len(batch), [params(each) for each in batch], use_tqdm=False)
         answers.append(
             [
@@ -69,8 +69,7 @@ def main() -> None:
                 for output in outputs
             ]
         )
-    out.write(orjson.dumps(answers))
-    out.close()
+    out.write_bytes(orjson.dumps(answers))
 
 
 if __name__ == "__main__":

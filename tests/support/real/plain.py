@@ -86,4 +86,4 @@ def _engine(
         f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
         "--ec-transfer-config", transfer_config(store, role), *EXACT, *options,
     ]  # fmt: skip
-    return started_server(command, ENVIRONMENT, port, log)
+    return started_server(command, ENVIRONMENT, port, log, is_forked=True)

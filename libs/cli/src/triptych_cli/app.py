@@ -269,11 +269,15 @@ def soak(
 
 
 @app.command()
-def check() -> None:
+def check(
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what the files that differ from main touch.")
+    ] = False,
+) -> None:
     """Format, lint, types, import rules, unit and contract tests."""
     from triptych_cli.commands import check as command
 
-    raise typer.Exit(command.check())
+    raise typer.Exit(command.check(changed))
 
 
 @app.command()

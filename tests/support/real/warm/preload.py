@@ -15,7 +15,16 @@ ENVIRONMENT = {**ENGINE_ENV, **CPU_ENGINE_ENV, "HF_HUB_OFFLINE": "1"}
 """The server's own, over that of the tests: as a service of theirs has it."""
 
 LAUNCHER = "triptych_cli"
-ENGINES = frozenset({"triptych_encoder", "triptych_prefill_decode", "vllm.entrypoints.openai.api_server"})
+ENGINES = frozenset(
+    {
+        "triptych_encoder",
+        "triptych_prefill_decode",
+        "vllm.entrypoints.openai.api_server",
+        "tests.support.families.answer_alone",
+        "tests.support.real.ask_worker",
+        "tests.support.real.batches",
+    }
+)
 MODULES = (
     "vllm.entrypoints.openai.api_server",
     "vllm.v1.engine.core",
