@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support import leftovers
+from tests.support import janitor
 
 START_TIMEOUT_S = 30.0
 
@@ -38,9 +38,9 @@ class ContainerRedis:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    janitor = leftovers.start_janitor()
-    if janitor is not None:
-        config.pluginmanager.register(janitor)
+    started = janitor.try_start()
+    if started is not None:
+        config.pluginmanager.register(started)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import json
 import os
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support import janitor
+from tests.support.real.processes import pids_of
 from tests.support.real.system import MODEL, Answer, Server, System, image_part
 from tests.support.waiting import wait_until
 from triptych_cli.system.machine import cores_of_engines
@@ -46,6 +49,13 @@ def contents(strips: ModuleType) -> list[list[dict[str, Any]]]:
 def ask_all(server: Server, requests: list[list[dict[str, Any]]], *, stream: bool) -> list[Answer]:
     with concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
         return list(pool.map(lambda content: server.ask(content, stream=stream), requests))
+
+
+def test_every_process_is_known_to_the_janitor_of_the_run(system: System) -> None:
+    """Redis has the supervisor's death signal in place of an environment that can be read."""
+    supervisor = json.loads((system.run_dir / "supervisor.json").read_text())["supervisor_pid"]
+    pids = {pid for name in system.services() if name != "redis" for pid in pids_of(system, name)}
+    assert {supervisor, *pids} <= {*janitor.processes_of(os.environ[janitor.OWNER])}
 
 
 def test_answers_equal_the_monoliths_token_for_token(

@@ -4,7 +4,7 @@ Tests marked `long` take minutes each and run when asked for: with `--long`, or 
 run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
 of them wait for most of their time. A failure is shown when it happens; the end shows where the time went and
 what was skipped. Each test has a limit (`timeout` in pyproject.toml), and a run ends when nothing has moved
-for longer than that (`tests/support/leftovers.py`): a slow machine meets neither.
+for longer than that (`tests/support/janitor.py`): a slow machine meets neither.
 """
 
 import subprocess
@@ -34,9 +34,9 @@ LAYERS = {
 
 
 LONG = "--long"
-FIRST = ("unit", "property", "contract", "integration")
+FIRST = ("property", "integration", "unit", "contract")  # small files last: workers end together
 LAST = ("chaos",)
-THREE_FILES_AT_A_TIME = ["-n3", "--dist=loadfile"]
+FOUR_FILES_AT_A_TIME = ["-n4", "--dist=loadfile", "--no-loadscope-reorder"]
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
 NUM_SLOWEST = 10
@@ -93,9 +93,9 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
     elapsed_s: dict[str, float] = {}
     ran: list[Ran] = []
     runs: tuple[tuple[Sequence[str], list[str]], ...] = (
-        (FIRST, THREE_FILES_AT_A_TIME),
+        (FIRST, FOUR_FILES_AT_A_TIME),
         (rest, []),
-        (LAST, THREE_FILES_AT_A_TIME),
+        (LAST, FOUR_FILES_AT_A_TIME),
     )
     with tempfile.TemporaryDirectory(prefix="triptych-test-") as folder:
         for names, parallel in runs:
@@ -133,8 +133,8 @@ def summarize(ran: Iterable[Ran], elapsed_s: dict[str, float]) -> None:
         seconds = [each.seconds for each in ran if each.layer == layer and not each.skipped]
         layers.add_row(layer, str(len(seconds)), f"{sum(seconds):.0f}")
     out.print(layers)
-    for names, seconds in elapsed_s.items():
-        out.print(f"{names}: {seconds:.0f} s by the clock", markup=False)
+    for names, wall_s in elapsed_s.items():
+        out.print(f"{names}: {wall_s:.0f} s by the clock", markup=False)
     slowest = plain_table("seconds", "slowest tests", right=("seconds",))
     for each in sorted(ran, key=lambda each: -each.seconds)[:NUM_SLOWEST]:
         slowest.add_row(f"{each.seconds:.1f}", escape(each.name))

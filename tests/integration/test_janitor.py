@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import leftovers
+from tests.support import janitor
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def test_it():
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     """Python, which belongs to no run."""
-    environment = {name: value for name, value in os.environ.items() if name != leftovers.OWNER}
+    environment = {name: value for name, value in os.environ.items() if name != janitor.OWNER}
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
@@ -58,7 +58,7 @@ def start_pytest(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
 
 def command_lines(owner: str) -> list[str]:
     lines = []
-    for pid in leftovers.processes_of(owner):
+    for pid in janitor.processes_of(owner):
         with contextlib.suppress(psutil.NoSuchProcess):
             lines.append(" ".join(psutil.Process(pid).cmdline()))
     return lines
@@ -79,21 +79,21 @@ def test_nothing_is_left_of_a_killed_run(
     )  # fmt: skip
     assert Path(run_dir).exists()
     if is_swept:
-        (janitor,) = [each for each in psutil.Process(run.pid).children() if owner in each.cmdline()]
-        janitor.kill()
+        (watching,) = [each for each in psutil.Process(run.pid).children() if owner in each.cmdline()]
+        watching.kill()
     run.kill()
     run.wait()
     if is_swept:
         assert start_pytest(tmp_path, "--collect-only").wait(LIMIT_S) == 0
     else:
-        wait_until(lambda: not leftovers.notes_of(owner).exists(), LIMIT_S, "the janitor is done")
+        wait_until(lambda: not janitor.notes_of(owner).exists(), LIMIT_S, "the janitor is done")
     assert not command_lines(owner)
     assert not Path(run_dir).exists()
-    assert not leftovers.notes_of(owner).exists()
+    assert not janitor.notes_of(owner).exists()
 
 
 def test_a_run_in_which_nothing_moves_is_ended(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    hang = "import signal; from tests.support import leftovers; leftovers.start_janitor(0.01); signal.pause()"
+    hang = "import signal; from tests.support import janitor; janitor.try_start(0.01); signal.pause()"
     run = start(tmp_path, "-c", hang)
     request.addfinalizer(run.kill)
     _, said = run.communicate(timeout=LIMIT_S)
