@@ -1,4 +1,4 @@
-"""docs/features.md names tests that exist, and every test of a feature is in it."""
+"""docs/guide/features.md names tests that exist, and every test of a feature is in it."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE_TESTS = ROOT / "tests" / "engine"
-PAGE = (ROOT / "docs" / "features.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "features.md").read_text()
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)(?:\[([^\]]+)\])?`")
 ROW = re.compile(r"^\| (?!feature |---)(.+) \|$", re.MULTILINE)
 

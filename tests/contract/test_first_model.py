@@ -1,4 +1,4 @@
-"""Each command of docs/first-model.md is one that the command line takes, for models of those shapes."""
+"""The command line takes each command of docs/guide/first-model.md, for models of those shapes."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import resolve
 from triptych_cli.system.preflight import option, preflight
 
-PAGE = (CHECKOUT / "docs" / "first-model.md").read_text()
+PAGE = (CHECKOUT / "docs" / "guide" / "first-model.md").read_text()
 COMMANDS = re.findall(r"^((?:\w+=\S+ )*\./triptych [^\n]+)$", PAGE, re.MULTILINE)
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 GIB = 1 << 30

@@ -7,8 +7,13 @@ import pytest
 
 from tests.contract.product_sources import PACKAGES, ROOT, SOURCES, log_calls, shown
 
-RUNBOOK = re.sub(r"\s+", " ", (ROOT / "docs" / "runbook.md").read_text())
-TABLE = (ROOT / "docs" / "runbook.md").read_text().partition("\n## Log messages\n")[2].partition("\n## ")[0]
+RUNBOOK = re.sub(r"\s+", " ", (ROOT / "docs" / "operations" / "runbook.md").read_text())
+TABLE = (
+    (ROOT / "docs" / "operations" / "runbook.md")
+    .read_text()
+    .partition("\n## Log messages\n")[2]
+    .partition("\n## ")[0]
+)
 EXPLAINED = ("warning", "error", "exception", "critical")
 
 CALLS = [(file, call) for file in SOURCES for call in log_calls(ast.parse(file.read_text()))]
@@ -43,11 +48,11 @@ def test_warnings_and_errors_are_in_the_runbook(package: object) -> None:
         and call.level in EXPLAINED
         and f"`{call.message}`" not in RUNBOOK
     ]
-    assert not found, "\n".join(["not in docs/runbook.md, in backticks:", *found])
+    assert not found, "\n".join(["not in docs/operations/runbook.md, in backticks:", *found])
 
 
 def test_the_runbooks_table_has_messages_that_exist() -> None:
     described = re.findall(r"^\| `([^`]+)` \|", TABLE, re.MULTILINE)
-    assert described, "docs/runbook.md has no section `Log messages` with a table"
+    assert described, "docs/operations/runbook.md has no section `Log messages` with a table"
     assert len(set(described)) == len(described)
     assert not set(described) - {call.message for _, call in CALLS}

@@ -1,4 +1,4 @@
-"""docs/routing.md names every scorer, filter, picker and stage, with the weights that count."""
+"""docs/guide/routing.md names every scorer, filter, picker and stage, with the weights that count."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 from triptych_gateway.routing.serving_stage import ServingStage
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "routing.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "routing.md").read_text()
 SCORER_FILES = ROOT / "services/gateway/src/triptych_gateway/routing/scheduling/scorers"
 TESTS = (ROOT / "tests/unit/gateway/routing/scheduling/test_scorers.py").read_text()
 

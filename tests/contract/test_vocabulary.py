@@ -1,4 +1,4 @@
-"""One word for one thing: identifiers and log messages use none of the synonyms that docs/glossary.md bans.
+"""Identifiers and log messages use none of the synonyms that docs/reference/glossary.md bans.
 
 An entry of the glossary is a line `**term** · text`; it may end with `*Not:* word, another, two words.`
 A banned word is found in any identifier that has it as a part (`ticket` in `TicketTable`, `old_tickets`).
@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.product_sources import PACKAGES, ROOT, SOURCES, log_calls, shown
 
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text()
 ENTRY = re.compile(r"^\*\*(?P<term>.+?)\*\* · .*\*Not:\* (?P<bans>.+?)\.?$", re.MULTILINE)
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
