@@ -7,7 +7,7 @@ reason for its gateway: its prompt has to be prefilled elsewhere first. Text tha
 Likewise one that names a KV cache which is not its own to read (`kv_refusals`).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,8 +19,11 @@ from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
 
 log = get_logger(__name__)
 
+# A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
+_Base: Any = Scheduler if TYPE_CHECKING else object
 
-class DecodeMixin:
+
+class DecodeMixin(_Base):
     """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +35,7 @@ class DecodeMixin:
         failure = self._refusals.on_added(request.request_id, request.kv_transfer_params, token_ids)
         if failure is KvFailure.KV_LOAD_FAILED:
             log.warning("KV cache is of another prompt", engine_request_id=request.request_id)
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
         """Called before a waiting request gets KV blocks."""
@@ -47,14 +50,14 @@ class DecodeMixin:
             num_computed_tokens=num_computed_tokens,
             num_tokens=request.num_tokens,
         )
-        self.ec_connector.refuse_request(request.request_id)  # type: ignore[attr-defined]
+        self.ec_connector.refuse_request(request.request_id)
         return True
 
     def _handle_failed_recving(self, *args: Any, **kwargs: Any) -> set[str]:
-        return self._note_failed(super()._handle_failed_recving(*args, **kwargs))  # type: ignore[misc]
+        return self._note_failed(super()._handle_failed_recving(*args, **kwargs))
 
     def _handle_invalid_blocks(self, *args: Any, **kwargs: Any) -> set[str]:
-        return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))  # type: ignore[misc]
+        return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))
 
     def _note_failed(self, engine_request_ids: set[str]) -> set[str]:
         self._refusals.on_load_failed(engine_request_ids)
@@ -62,7 +65,7 @@ class DecodeMixin:
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """An error has no reason in vLLM: it goes where a finished request's reason to stop would be."""
-        by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        by_client = super().update_from_output(scheduler_output, model_runner_output)
         if len(self._refusals):
             for each in by_client.values():
                 for output in each.outputs:
@@ -74,7 +77,7 @@ class DecodeMixin:
         return by_client
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
-        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
         if finished_status is not RequestStatus.FINISHED_ERROR:
             for request in finished:
                 self._refusals.take(request.request_id)

@@ -73,7 +73,10 @@ class EncoderNotAllowedError(TriptychError):
     """A step asked for the encoder on an instance that must not encode."""
 
 
-class DisaggEncodeGPURunnerWrapper:
+_Runner: Any = object  # `wrap` puts the wrappers in front of vLLM's class, which has these attributes
+
+
+class DisaggEncodeGPURunnerWrapper(_Runner):
     """Encoder: marks when a step's encoding starts, so that each item's encode, write and seal are timed.
 
     An item that raises inside the tower is refused, and the engine goes on (`containment`). vLLM's two
@@ -91,27 +94,27 @@ class DisaggEncodeGPURunnerWrapper:
                     connector.writer.on_encode_start(connector.share.range if connector.share else None)
                 if connector.config.debug_encode_delay_s > 0:
                     time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
-                return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+                return super().execute_model(scheduler_output, *args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
-        execute = super()._execute_mm_encoder  # type: ignore[misc]
+        execute = super()._execute_mm_encoder
         self._contain(
             lambda planned: execute(replace(scheduler_output, scheduled_encoder_inputs=planned)),
             scheduler_output.scheduled_encoder_inputs,
-            lambda engine_request_id: self.requests[engine_request_id].mm_features,  # type: ignore[attr-defined]
+            lambda engine_request_id: self.requests[engine_request_id].mm_features,
         )
         return []  # vLLM does not read it: the outputs are in the encoder cache
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        super().load_model(*args, **kwargs)
         share = connector_of_worker().share
         if share is not None:
-            share.watch_layers(self.model)  # type: ignore[attr-defined]
+            share.watch_layers(self.model)
         model_state = getattr(self, "model_state", None)
         if model_state is None:
             return
-        execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features  # type: ignore[attr-defined]
+        execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features
         model_state.execute_mm_encoder = lambda planned: self._contain(execute, planned, features.__getitem__)
 
     def _contain(
@@ -134,7 +137,7 @@ class DisaggEncodeGPURunnerWrapper:
             encode_contained(encode, together, refuse, connector.num_ranks)
 
 
-class DisaggPrefillDecodeGPURunnerWrapper:
+class DisaggPrefillDecodeGPURunnerWrapper(_Runner):
     """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
 
     Prompts that begin in part may have a seed, on a CPU too. Injection is timed where it happens, in
@@ -142,9 +145,9 @@ class DisaggPrefillDecodeGPURunnerWrapper:
     """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        keep_deepstack(self.model_config)  # type: ignore[attr-defined]
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
-        place_items_whole(self.get_model())  # type: ignore[attr-defined]
+        keep_deepstack(self.model_config)
+        super().load_model(*args, **kwargs)
+        place_items_whole(self.get_model())
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs
@@ -155,15 +158,15 @@ class DisaggPrefillDecodeGPURunnerWrapper:
             )
         num_tokens = scheduler_output.total_num_scheduled_tokens
         if connector.share is None or num_tokens == 0:
-            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+            return super().execute_model(scheduler_output, *args, **kwargs)
         orders = scheduler_output.ec_connector_metadata
         is_late = isinstance(orders, StepOrders) and orders.is_late
         with _computing(connector.share, _work_of(scheduler_output), is_late=is_late):
-            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+            return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         with _sampling_in_vain_without_seed(self):
-            return super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
+            return super().sample_tokens(*args, **kwargs)
 
 
 def wrap(runner: Runner, is_producer: bool) -> Runner:
