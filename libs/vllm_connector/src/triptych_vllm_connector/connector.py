@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
+from triptych_common.telemetry.metrics import PREFIX
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
-from triptych_vllm_connector.engine_metrics import EnginePromMetrics, EngineStats
+from triptych_vllm_connector.engine_tally import ENGINE_METRICS, EngineMetric, merge_changes
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
@@ -29,6 +31,65 @@ from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker
 
 log = get_logger(__name__)
+
+
+class EngineStats(ECConnectorStats):
+    """EngineCore -> host, with a step's output: `Changes` of an `EngineTally`."""
+
+    def reset(self) -> None:
+        self.data = dict[str, Any]()
+
+    def aggregate(self, other: ECConnectorStats) -> "EngineStats":
+        return EngineStats(data=merge_changes(self.data, other.data))
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's log line: counters and gauges; of histograms the number."""
+        return {
+            name if not label else f"{name}_{label}": len(value) if isinstance(value, list) else value
+            for name, values in self.data.items()
+            for label, value in values.items()
+        }
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class EnginePromMetrics(ECConnectorPromMetrics):
+    """The series of `ENGINE_METRICS`, in vLLM's registry, with vLLM's labels in front."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._metrics = {metric.name: (metric.kind, self._make(metric)) for metric in ENGINE_METRICS}
+        self._series: dict[tuple[int, str, str], Any] = {}  # by engine, name and own label
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """vLLM has got `Changes` from the engine."""
+        for name, values in transfer_stats_data.items():
+            kind, _ = self._metrics[name]
+            for label, value in values.items():
+                series = self._series_of(engine_idx, name, label)
+                if kind == "gauge":
+                    series.set(value)
+                elif kind == "counter":
+                    series.inc(value)
+                else:
+                    for each in value:
+                        series.observe(each)
+
+    def _series_of(self, engine_idx: int, name: str, label: str) -> Any:
+        key = (engine_idx, name, label)
+        if key not in self._series:
+            labels = [*self.per_engine_labelvalues[engine_idx], *([label] if label else [])]
+            self._series[key] = self._metrics[name][1].labels(*labels)
+        return self._series[key]
+
+    def _make(self, metric: EngineMetric) -> Any:
+        name, labels = f"{PREFIX}_{metric.name}", [*self._labelnames, *metric.labels]
+        if metric.kind == "gauge":
+            return self._gauge_cls(name, metric.text, labels, multiprocess_mode="mostrecent")
+        if metric.kind == "counter":
+            return self._counter_cls(name, metric.text, labels)
+        return self._histogram_cls(name, metric.text, labels, buckets=metric.buckets)
 
 
 class TriptychECConnector(ECConnectorBase):

@@ -1,4 +1,4 @@
-"""What prefill_decode's engine counts, for its host's `/metrics`; `engine_metrics` takes it there. Pure.
+"""What prefill_decode's engine counts, for its host's `/metrics`; `connector` takes it there. Pure.
 
 EngineCore counts on its own thread. With the output of each step vLLM carries what has changed since the one
 before to the host (`get_ec_connector_stats`): no lock, no call and no wait for it, and nothing at all where

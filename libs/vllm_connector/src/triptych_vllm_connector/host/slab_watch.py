@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from triptych_common.coordination import Registration
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, TriptychError
 from triptych_common.domain.transports import TransportCapabilities
+from triptych_common.protocol.messages import Transport
 from triptych_common.protocol.store import Welcome
 from triptych_common.store_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, TransportSetting
-from triptych_vllm_connector.host.transport_capabilities import TransportError, announced_capabilities
 from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, NO_GPU, SlabProbeResult
 
 log = get_logger(__name__)
 
+BEST_FIRST = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
 ProbeSlab = Callable[[], Awaitable[dict[str, Any]]]
 """EngineCore's `triptych_probe_slab`: fields of a `SlabProbeResult`."""
 
@@ -31,6 +32,33 @@ PROBE_LIMIT_S = 30.0  # a step of the engine comes first, and the worker's own w
 RETRY_S = 0.1
 FIRST_REPROBE_S = 30.0  # of a slab that failed; then twice as long each time
 LONGEST_REPROBE_S = 300.0
+
+
+class TransportError(TriptychError):
+    """The transport that was asked for cannot be used here."""
+
+
+def announced_capabilities(
+    setting: TransportSetting, *, slab: SlabProbeResult, has_region: bool
+) -> TransportCapabilities:
+    """What this instance offers.
+
+    `slab`: what its worker found; `has_region`: the store's region can be mapped here.
+
+    Raises:
+        TransportError: `setting` asks for what this machine does not have.
+    """
+    possible = {
+        Transport.CUDA_IPC: slab.usable_generation is not None,
+        Transport.PINNED_SHM: has_region,
+        Transport.REDIS: True,
+    }
+    asked_for = BEST_FIRST if setting == "auto" else (Transport(setting),)
+    transports = tuple(each for each in asked_for if possible[each])
+    if not transports:
+        lacking = slab.failure if setting == "cuda_ipc" else "the region cannot be mapped"
+        raise TransportError(f"transport {setting} cannot be used here: {lacking}")
+    return TransportCapabilities(transports, slab.device, slab.usable_generation)
 
 
 class StoreChanges:

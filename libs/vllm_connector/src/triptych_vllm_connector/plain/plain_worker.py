@@ -4,20 +4,80 @@ from collections.abc import Callable, MutableMapping, Sequence
 
 import torch
 
-from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import Pinned, PinOrWatch, Unwatch, Watching
+from triptych_common.domain.errors import SpecMismatchError, StoreUnavailableError, TriptychError
+from triptych_common.protocol.store import (
+    AlreadySealed,
+    Ping,
+    Pinned,
+    PinOrWatch,
+    Reserve,
+    Reserved,
+    StoreFailure,
+    Unwatch,
+    Watching,
+)
+from triptych_common.region.tensor_view import tensor_spec
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import StoreConfig
+from triptych_vllm_connector.plain.bounded_calls import BoundedCalls
 from triptych_vllm_connector.plain.reopened import Reopened
-from triptych_vllm_connector.plain.saving import SavingWorker
 from triptych_vllm_connector.plain.store_pin import StorePin
-from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
 from triptych_vllm_connector.worker.loading import LoadingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 log = get_logger(__name__)
 
 PIN_ANEW_TIMEOUT_S = 10.0
 SAVES_SUFFIX = "-saves"  # to the instance's name: a second session of the same worker
+
+
+class SavingWorker(WritingWorker):
+    """Worker of rank 0: reserves, writes and seals encoder outputs in the step that makes them.
+
+    An output that cannot be saved is encoded again where it is needed.
+    """
+
+    def __init__(self, config: StoreConfig, device_type: str) -> None:
+        super().__init__(config, 0, device_type)
+        self._calls = BoundedCalls(config.store_timeout_s)
+
+    def save_item(self, mm_hash: str, tensor: torch.Tensor) -> None:
+        """Save an encoder output unless the store has it.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
+        try:
+            spec = tensor_spec(tensor)
+        except SpecMismatchError as error:
+            log.warning("encoder output cannot be saved", mm_hash=mm_hash, error=str(error))
+            return
+        reply = self._calls.try_call(self._session, Reserve(seq=0, mm_hash=mm_hash, spec=spec))
+        if isinstance(reply, Reserved):
+            self.write_order(_order(mm_hash, reply, tensor), tensor)
+        elif isinstance(reply, StoreFailure):
+            log.warning("encoder output not saved", mm_hash=mm_hash, code=reply.code, detail=reply.detail)
+        elif not isinstance(reply, AlreadySealed):
+            log.warning("encoder output not saved", mm_hash=mm_hash, code="unavailable")
+
+    def wait_for_seals(self) -> None:
+        """Wait until all written entries are sealed: the store runs a session's commands in order."""
+        self._calls.try_call(self._session, Ping(seq=0))
+
+
+def _order(mm_hash: str, reserved: Reserved, tensor: torch.Tensor) -> WriteOrder:
+    return WriteOrder(
+        mm_hash=mm_hash,
+        job_id="",
+        reservation_id=reserved.reservation_id,
+        offset=reserved.offset,
+        num_embeds=tensor.shape[0],
+        width=tensor.shape[1],
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        generation=reserved.generation,
+        memory=reserved.memory,
+    )
 
 
 class PlainLoader(LoadingWorker):

@@ -10,10 +10,11 @@ be: its request waits for a pin in front of the scheduler, and fails when none c
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.plain.store_pins import BoundedPins
 
 log = get_logger(__name__)
 
@@ -21,22 +22,12 @@ ASK_AGAIN_S = 0.05  # the scheduler asks at each step; the store need not
 MAX_MISSES = 1000
 
 
-class PinSource(Protocol):
-    """The store, as far as pins go."""
-
-    def try_pin(self, mm_hash: str) -> StorePin | None: ...
-
-    def is_current(self, pin: StorePin) -> bool: ...
-
-    def unpin(self, pin: StorePin) -> None: ...
-
-
 class WantedItems:
     """For the thread of EngineCore. Items are named by vLLM's identifier."""
 
     def __init__(
         self,
-        pins: PinSource,
+        pins: BoundedPins,
         hash_of: Callable[[str], str],
         can_encode: Callable[[Any], bool],
         item_timeout_s: float,

@@ -7,6 +7,7 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 import torch
 from pydantic import ValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
     MultiModalBatchedField,
@@ -23,27 +25,65 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 from vllm.multimodal.processing.processor import PromptUpdateDetails, ResolvedPromptUpdate, UpdateMode
+from vllm.renderers import chat_utils
 from vllm.utils.async_utils import make_async
 
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
-from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
+from triptych_common.protocol.item_urls import parse_item_url
+from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 from triptych_vllm_connector.pieces import divide_feature
 from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
-from triptych_vllm_connector.records.item_parts import read_item_urls, request_items
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
 
+request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
+"""Items of the request being served, by mm_hash."""
+
+StockParser: Any = chat_utils.AsyncMultiModalContentParser
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
 Create = Callable[..., Awaitable[Any]]
+
+
+class ItemUrlParser(StockParser):
+    """vLLM's parser of content parts, which also takes images that an item's URL names.
+
+    vLLM turns requests of `/v1/messages` and the like into chats by itself, and their parts cannot have a
+    uuid. An item's URL becomes what a part with the item's uuid is in a chat completion.
+    """
+
+    def parse_image(self, image_url: str | None, uuid: str | None = None) -> None:
+        """Parse an image part; raises VLLMValidationError if the URL names no item of its request."""
+        try:
+            named = None if image_url is None else parse_item_url(image_url)
+        except ValueError as error:
+            raise _refused(str(error)) from error
+        if named is None:
+            super().parse_image(image_url, uuid)
+        elif named.data_url is not None:
+            super().parse_image(named.data_url, named.item_id)
+        else:
+            item = request_items.get({}).get(named.item_id)
+            if item is None or item.modality is not Modality.IMAGE:
+                raise _refused("the URL of a media item that the request does not have")
+            self.parse_image_embeds(None, named.item_id)
+
+
+def read_item_urls() -> None:
+    """Replace vLLM's parser of content parts in this process."""
+    chat_utils.AsyncMultiModalContentParser = ItemUrlParser
+
+
+def _refused(message: str) -> Exception:
+    return VLLMValidationError(message, parameter="messages")
 
 
 class RecordedItems(ItemCache):
     """The cache of a renderer that processes one request at a time: the items of that request."""
 
     def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
-        """`max_num_tokens`: of a prompt."""
+        """`max_num_tokens`: limit of a prompt, in tokens."""
         self._check = check
         self._vocab_size = vocab_size
         self._max_num_tokens = max_num_tokens

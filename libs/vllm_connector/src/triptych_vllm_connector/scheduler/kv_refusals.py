@@ -6,12 +6,49 @@ tokens than those that the KV cache is of; its owner frees it then. And one of w
 have to be computed: there is no encoder here, and no encoder output.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from triptych_vllm_connector.kv_failures import KvFailure
-from triptych_vllm_connector.scheduler.kv_coverage import KvReads, covers_items
 from triptych_vllm_connector.scheduler.kv_owner import is_of_prompt
+
+MAX_REMEMBERED = 16_384  # KV caches that were read last
+
+
+def covers_items(mm_features: Sequence[Any], num_computed_tokens: int, num_tokens: int) -> bool:
+    """True if the KV cache covers every item of `mm_features` (vLLM's).
+
+    vLLM computes the last token again where all of them are there.
+    """
+    first = min(num_computed_tokens, num_tokens - 1)
+    return not any(_has_embeds_from(feature.mm_position, first) for feature in mm_features)
+
+
+def _has_embeds_from(position: Any, first_token: int) -> bool:
+    start = max(0, first_token - position.offset)
+    if start >= position.length:
+        return False
+    first_embed, end_embed = position.get_embeds_indices_in_range(start, position.length)
+    return bool(end_embed > first_embed)
+
+
+class KvReads:
+    """KV caches that requests have named; each may be read once."""
+
+    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._max_remembered = max_remembered
+        self._named: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def name(self, params: dict[str, Any]) -> bool:
+        """Record the KV cache that `kv_transfer_params` name; False if a request has named it before."""
+        key = (str(params.get("remote_engine_id")), str(params.get("remote_request_id")))
+        if key in self._named:
+            return False
+        self._named[key] = None
+        if len(self._named) > self._max_remembered:
+            self._named.popitem(last=False)
+        return True
 
 
 class KvRefusals:

@@ -24,13 +24,35 @@ from triptych_vllm_connector.scheduler.encoder_cache_manager import Preallocatin
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
-from triptych_vllm_connector.scheduler.lora_slots import LoraSlots
 from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
 
 # A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
 _Base: Any = Scheduler if TYPE_CHECKING else object
+
+
+class LoraSlots:
+    """Keeps the adapter slots of stalled requests.
+
+    vLLM admits a waiting request while the requests of this step use fewer than `max_loras` adapters. A
+    stalled request is in no step: another adapter would take its slot, and its next step would have more
+    adapters than slots, which ends the engine (an assertion in `Scheduler.schedule`).
+    """
+
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = max_loras
+
+    def has_room(self, request: Request, running: Iterable[Request]) -> bool:
+        """True if the waiting request's adapter has a slot beside those of all running requests."""
+        adapter = _adapter_of(request)
+        held = {_adapter_of(each) for each in running} - {0}
+        return not adapter or adapter in held or len(held) < self._max_loras
+
+
+def _adapter_of(request: Request) -> int:
+    """Id of the request's LoRA adapter; 0 without one."""
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0
 
 
 class ParkingMixin(_Base):

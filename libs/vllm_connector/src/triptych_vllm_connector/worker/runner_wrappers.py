@@ -6,10 +6,13 @@ encoder cache's dict above all, stays as it is.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+from vllm.model_executor.model_loader.utils import get_model_cls
 
 from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
@@ -18,13 +21,32 @@ from triptych_vllm_connector.pieces import place_items_whole
 from triptych_vllm_connector.step_metadata import StepOrders
 from triptych_vllm_connector.worker.containment import divided, encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
-from triptych_vllm_connector.worker.deepstack import keep_deepstack
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
+
+_MODELS = "vllm.model_executor.models."
+DEEPSTACK_MODULES = tuple(_MODELS + name for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"))
 Runner = TypeVar("Runner")
 
 PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more threads
+
+
+class _NoLayer:
+    """Class without instances, in place of vLLM's `StageMissingLayer`."""
+
+
+def keep_deepstack(model_config: Any) -> None:
+    """Make vLLM 0.32 keep DeepStack's inputs where the vision tower is not loaded; called before the build.
+
+    Towers of these models feed the first layers of the language model too. Without their tower vLLM makes no
+    room for that: Qwen3-VL raises, and Qwen3-Omni answers wrongly. Its models ask whether their tower is a
+    `StageMissingLayer`; with this class no tower is.
+    """
+    get_model_cls(model_config)  # imports its module, and those of the models that it extends
+    for name in DEEPSTACK_MODULES:
+        if name in sys.modules:
+            sys.modules[name].StageMissingLayer = _NoLayer  # type: ignore[attr-defined]
 
 
 def _work_of(scheduler_output: Any) -> Work:

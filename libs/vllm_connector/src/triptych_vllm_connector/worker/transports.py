@@ -1,15 +1,20 @@
-"""A worker's ends of all transports, by the memory that an order names. Made when first needed."""
+"""Reader and writer of each transport for one worker, by the memory an order names; opened on first use."""
+
+import contextlib
 
 import torch
 
 from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import REDIS, SHM
+from triptych_common.protocol.store import REDIS, SHM, Descriptor
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.transports import TorchDevice
+from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.region.transport import (
+    OnRelease,
+    Place,
     SharedMemoryReader,
     SharedMemoryWriter,
     TensorReader,
@@ -18,15 +23,48 @@ from triptych_common.region.transport import (
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig, StoreConfig
+from triptych_vllm_connector.readable import blob_place
 from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, SlabProbeResult
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
-from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
 
 log = get_logger(__name__)
 
 
+class RedisWriter:
+    """Writes a tensor's bytes under a Redis key of their own; the entry's blocks in the region stay empty."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        flat = tensor.detach().contiguous().cpu().view(torch.uint8).reshape(-1)
+        self._blobs.put(blob_place(place), memoryview(flat.numpy()))
+
+    def close(self) -> None:
+        self._blobs.close()
+
+
+class RedisReader:
+    """Reads a tensor into memory of its own, so that the pin ends at once."""
+
+    def __init__(self, blobs: BlobStore, device: str) -> None:
+        self._blobs = blobs
+        self._device = device
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        spec = descriptor.spec
+        data = bytearray(self._blobs.get(blob_place(descriptor), spec.num_bytes))
+        tensor = torch.frombuffer(data, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape).to(self._device)
+        on_release()
+        return tensor
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._blobs.close()
+
+
 class WorkerTransports:
-    """For one store session; for one thread, vLLM's."""
+    """Transports of one store session, for vLLM's thread."""
 
     def __init__(self, config: StoreConfig, session: StoreSession, device_type: str) -> None:
         self._config = config

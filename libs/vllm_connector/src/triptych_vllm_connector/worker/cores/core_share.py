@@ -12,10 +12,15 @@ Libraries work against both: oneDNN and MKL open teams of fewer threads, upon wh
 others and starts new ones later, and torch sets MKL's number at the first operation of a thread.
 """
 
+import ctypes
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,13 +33,87 @@ from triptych_common.protocol.messages import Compute, Sharing
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores.core_range import CoreRange
-from triptych_vllm_connector.worker.cores.layers import before_each_layer
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
 log = get_logger(__name__)
 
+_RUNTIMES = re.compile(r"lib(?:gomp|iomp5|omp)")
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 COMPUTE_NICE = 5  # a third of the weight of the host's threads
 LOWEST_PRIORITY = 19  # Linux's
+
+
+class OpenMp:
+    """The OpenMP runtime of this process, called directly; numbers hold for the calling thread.
+
+    vLLM replaces `torch.set_num_threads`, which also drops oneDNN's caches; the runtime's own function takes
+    a microsecond. A team of one leaves the runtime's other threads asleep until the next team needs them.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """`library`: has the functions of OpenMP, and `GOMP_parallel`, which Intel's and LLVM's have too."""
+        self._library = library
+        self._library.GOMP_parallel.argtypes = [_REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+
+    @classmethod
+    def of_process(cls) -> "OpenMp | None":
+        """The preloaded runtime (as vLLM starts its workers), else the only one loaded.
+
+        None if no runtime is loaded, or several are: no number would hold for all of them.
+        """
+        everything = ctypes.CDLL(None)
+        if hasattr(everything, "GOMP_parallel"):
+            return cls(everything)
+        paths = {
+            os.path.realpath(path)
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if _RUNTIMES.match(name := (path := line.split(maxsplit=5)[-1]).rpartition("/")[2])
+            and ".so" in name
+        }
+        return cls(ctypes.CDLL(paths.pop())) if len(paths) == 1 else None
+
+    def num_threads(self) -> int:
+        """Number of threads of the teams that the calling thread starts."""
+        return int(self._library.omp_get_max_threads())
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Set the size of the teams that the calling thread starts from now on."""
+        self._library.omp_set_num_threads(num_threads)
+
+    def team(self, num_threads: int) -> frozenset[int]:
+        """Kernel ids of a team's threads, the caller's included; missing threads are started."""
+        ids: set[int] = set()
+
+        def region(_: object) -> None:
+            ids.add(threading.get_native_id())
+
+        self._library.GOMP_parallel(_REGION(region), None, num_threads, 0)
+        return frozenset(ids)
+
+
+def before_each_layer(model: nn.Module, action: Callable[[], None]) -> int:
+    """Have `action` called before each layer: each member of the model's lists of modules that holds others.
+
+    Returns their number. `forward` is replaced rather than hooked, since modules that vLLM may compile do not
+    call hooks. Layers within layers are left out.
+    """
+    layers: dict[int, nn.Module] = {}
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in inside:
+            for layer in module:
+                layers[id(layer)] = layer
+                inside.update(id(each) for each in layer.modules())
+    for layer in layers.values():
+        layer.forward = _announced(layer.forward, action)
+    return len(layers)
+
+
+def _announced(forward: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return forward(*args, **kwargs)
+
+    return announced
 
 
 def lower_thread(thread: int) -> None:
