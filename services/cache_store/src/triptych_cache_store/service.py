@@ -1,4 +1,4 @@
-"""The daemon put together: region, core, server; and its end."""
+"""Assembles the daemon (region, core, server), runs it and ends it."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 
 def open_slab(settings: StoreSettings) -> DeviceSlab | None:
-    """None when none is asked for, or there is no GPU for it: then tensors go through the region."""
+    """Device memory for tensors; None if not configured or unavailable: tensors then use the region."""
     num_bytes = settings.slab_bytes // settings.block_bytes * settings.block_bytes
     if num_bytes == 0:
         return None
@@ -52,7 +52,7 @@ def open_slab(settings: StoreSettings) -> DeviceSlab | None:
 
 
 def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
-    """Books for the device memory: a pool of its own, the same table. Nothing of it outlives the store."""
+    """Bookkeeping of the device memory: its own pool, the shared table. It ends with the store."""
     num_blocks = info.num_bytes // block_num_bytes
     limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))
     return Slab(info, Space(table, BestFitPool(num_blocks), EvictionPolicy(), EntryJournal(), limits))
@@ -109,7 +109,7 @@ def make_core(
     is_connected: Callable[[SessionId], bool],
     slab: SlabInfo | None = None,
 ) -> StoreCore:
-    """The core on `region`, with what an earlier store left there."""
+    """Core on `region`, restored from what an earlier store left there."""
     layout = region.header.layout
     identity = StoreIdentity(
         store=settings.instance,
@@ -139,7 +139,7 @@ def make_state(
     slab: SlabInfo | None,
     reserve_fraction: float = 0.0,
 ) -> StoreState:
-    """Empty tables over the region in `buffer`."""
+    """State with empty tables over the region in `buffer`."""
     layout = identity.layout
     journal, table = RegionJournal(buffer, layout), EntryTable(layout.block_num_bytes)
     space = Space(table, BestFitPool(layout.num_blocks), EvictionPolicy(), journal, limits)
@@ -148,7 +148,7 @@ def make_state(
 
 
 async def is_healthy(settings: StoreSettings, client_name: str) -> bool:
-    """Whether the store of `settings` answers a ping."""
+    """True if the store of `settings` answers a ping."""
     try:
         async with await AsyncStoreSession.connect(
             settings.store_socket, client_name, timeout_s=2.0

@@ -1,8 +1,7 @@
-"""The verifier: takes and checks the checksums of sealed entries, while the store goes on.
+"""Verifier: takes and compares the checksums of sealed entries in the region, beside the store's work.
 
-Of those in the region: bytes in Redis or on a GPU are not the store's to read.
-
-The event loop chooses entries and handles the results (`ChecksumPass`); one thread reads the bytes.
+Bytes in Redis or on a GPU are not checked. The event loop chooses entries and handles the results
+(`ChecksumPass`); one thread reads the bytes.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ MAX_FAULTS = 1000
 
 @dataclass(slots=True)
 class ChecksumResult:
-    """What a pass found."""
+    """Counts of one checksum pass, and the damaged entries."""
 
     num_intact: int = 0
     num_recorded: int = 0
@@ -51,7 +50,7 @@ class ChecksumPass:
     result: ChecksumResult = field(default_factory=ChecksumResult)
 
     def is_readable(self, entry: Entry) -> bool:
-        """Whether its bytes may be read now: it is still there, with a header that is right."""
+        """True if the entry is still sealed and its header is intact, so that its bytes may be read."""
         if entry.state not in SEALED:
             self.result.num_gone += 1
             return False
@@ -61,7 +60,7 @@ class ChecksumPass:
         return True
 
     def note_checksum(self, entry: Entry, checksum: int) -> None:
-        """`checksum`: of the bytes that were read."""
+        """Record or compare `checksum`, computed from the entry's bytes."""
         if entry.state not in SEALED:
             self.result.num_gone += 1
             return
@@ -85,7 +84,7 @@ class ChecksumPass:
 
 
 class Verifier:
-    """Works off the state's `verify_queue`; every `interval_s` (None: never) it checks all entries."""
+    """Processes the state's `verify_queue`, and all entries every `interval_s` (None: never)."""
 
     def __init__(
         self,
@@ -105,17 +104,17 @@ class Verifier:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the running loop; `close` ends it."""
+        """Start in the running event loop; `close` stops it."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="verify")
         self.wake()
 
     def wake(self) -> None:
-        """There may be work."""
+        """Continue if the queue has work."""
         if not self._state.verify_queue.is_empty:
             self._woken.set()
 
     async def close(self) -> None:
-        """Nothing reads the region any more."""
+        """Stop; the region is not read afterwards."""
         self._stopping.set()
         self._woken.set()
         if self._task is not None:
@@ -164,7 +163,7 @@ class Verifier:
         self._deliver([Outgoing(request.session_id, verified)])
 
     async def _run_pass(self, entries: list[Entry], *, evict: bool) -> ChecksumResult:
-        """Check the entries that have a checksum, take it of the others. `evict`: damaged ones go."""
+        """Compare the checksums that entries have, and take those missing; `evict` removes damaged entries."""
         checksum_pass, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
         for batch in _batches(entry for entry in entries if entry.memory == SHM):
             sealed = [entry for entry in batch if checksum_pass.is_readable(entry)]
@@ -179,7 +178,7 @@ class Verifier:
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """So small that the store's end never waits long for the thread."""
+    """Batches small enough that the store's shutdown never waits long for the thread."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What each command does. Pure; a command that is refused has changed nothing, but may have evicted."""
+"""Store commands, one method each. Pure; a refused command changes nothing but may have evicted entries."""
 
 import heapq
 import itertools
@@ -15,11 +15,12 @@ from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 from triptych_common.protocol.store import EntryInfo, StoreStats
 
 Handler = Callable[[Lease, Any, float, Out], wire.StoreReply | None]
-"""None: the reply comes later."""
+"""Handler of one command; a None reply is sent later."""
 
 
 def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
-    """State of one mm_hash; the sealed entry counts before reservations. `age_s`: since its last use."""
+    """State of one mm_hash; a sealed entry takes precedence over reservations. `age_s` counts from its last
+    use."""
     entry = table.find_sealed(mm_hash)
     if entry is not None:
         return EntryInfo(
@@ -38,7 +39,7 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
 
 
 def stats(seq: int, state: StoreState) -> StoreStats:
-    """Bytes are whole blocks: free and those of all states add up to `region_num_bytes` (without headers)."""
+    """Statistics in whole blocks: free bytes and those of all states add up to `region_num_bytes`."""
     layout, space, leases, counters = state.identity.layout, state.space, state.leases, state.counters
     num_bytes = space.table.num_bytes
     slab = state.slab
@@ -66,7 +67,7 @@ def stats(seq: int, state: StoreState) -> StoreStats:
 
 
 class Commands:
-    """The commands of an attached session, by their type in `handlers`."""
+    """Commands of an attached session; `handlers` finds each by its type."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
