@@ -1,4 +1,4 @@
-"""What Triptych puts inside vLLM, loaded through vLLM's own options (`host.engine_options` builds them).
+"""Code that Triptych adds to vLLM through vLLM's own options (`host.engine_options` builds them).
 
 host/           host processes: engine options, namespace, what the machine offers.
 grammars/       hosts and EngineCore of prefill_decode: structured outputs are compiled where it can be ended.

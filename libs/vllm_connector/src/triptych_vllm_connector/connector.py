@@ -1,7 +1,7 @@
-"""The one EC connector class, producer and consumer, scheduler side and worker side.
+"""The EC connector class, for producer and consumer, scheduler side and worker side.
 
-vLLM makes one object in EngineCore and one in each worker; each delegates to the part that belongs
-there: to the `Consumer`, or to the worker's `WritingWorker` and `LoadingWorker`.
+vLLM makes one object in EngineCore and one in each worker. Each delegates to the part that belongs there: the
+`Consumer`, or the worker's `WritingWorker` and `LoadingWorker`.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ class EngineStats(ECConnectorStats):
         return EngineStats(data=merge_changes(self.data, other.data))
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line: counters and gauges; of histograms the number."""
+        """Values for vLLM's log line: counters, gauges, and the number of a histogram's observations."""
         return {
             name if not label else f"{name}_{label}": len(value) if isinstance(value, list) else value
             for name, values in self.data.items()
@@ -55,7 +55,7 @@ class EngineStats(ECConnectorStats):
 
 
 class EnginePromMetrics(ECConnectorPromMetrics):
-    """The series of `ENGINE_METRICS`, in vLLM's registry, with vLLM's labels in front."""
+    """The series of `ENGINE_METRICS` in vLLM's registry, with vLLM's labels in front."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -63,7 +63,7 @@ class EnginePromMetrics(ECConnectorPromMetrics):
         self._series: dict[tuple[int, str, str], Any] = {}  # by engine, name and own label
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """vLLM has got `Changes` from the engine."""
+        """Apply `Changes` from the engine."""
         for name, values in transfer_stats_data.items():
             kind, _ = self._metrics[name]
             for label, value in values.items():
@@ -93,7 +93,7 @@ class EnginePromMetrics(ECConnectorPromMetrics):
 
 
 class TriptychECConnector(ECConnectorBase):
-    """Loaded by `ec_connector_module_path`; options are a `ConnectorConfig`."""
+    """The EC connector that `ec_connector_module_path` names; its options are a `ConnectorConfig`."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
@@ -135,7 +135,7 @@ class TriptychECConnector(ECConnectorBase):
 
     # ---- scheduler side: consumer ----------------------------------------------------------------
     def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
-        """Connect to the store and the bus. `cache_size` is that of vLLM's encoder cache, in rows."""
+        """Connect to the store and the bus; `cache_size` is vLLM's encoder cache in rows."""
         model_config = self._vllm_config.model_config
         encodes_request = encodes_no_request
         if self.config.has_encoder:
@@ -153,14 +153,14 @@ class TriptychECConnector(ECConnectorBase):
         return self._consumer is None or self._consumer.admit_request(request, num_computed_tokens)
 
     def plan_request(self, engine_request_id: str) -> None:
-        """vLLM plans the request's items next: `has_cache_item` gets the item's name alone."""
+        """Note the request whose items vLLM plans next: `has_cache_item` receives only the item's name."""
         self._plans_local = self._consumer is not None and self._consumer.is_local(engine_request_id)
 
     def has_cache_item(self, identifier: str) -> bool:
         return self._consumer is not None and not self._plans_local and self._consumer.is_pinned(identifier)
 
     def refuse_request(self, engine_request_id: str) -> None:
-        """vLLM ends it with an error at the end of this step."""
+        """Refuse a request, which vLLM then ends with an error at the end of this step."""
         self._refused.add(engine_request_id)
 
     def take_unavailable_requests(self) -> set[str]:
@@ -168,7 +168,7 @@ class TriptychECConnector(ECConnectorBase):
         return refused | (self._consumer.take_failed() if self._consumer is not None else set())
 
     def update_state_after_free(self, request: Any, index: int) -> None:
-        """The item's placeholder is computed."""
+        """Handle an item whose placeholder is computed."""
         if self._consumer is not None:
             self._consumer.on_item_computed(request.request_id, index)
 
@@ -194,7 +194,7 @@ class TriptychECConnector(ECConnectorBase):
 
     # ---- metrics ---------------------------------------------------------------------------------
     def get_ec_connector_stats(self) -> EngineStats | None:
-        """In EngineCore, with each step's output: what has changed; it reaches the host with the output."""
+        """Changes since the last step, which reach the host with the step's output. Called in EngineCore."""
         changes = self._consumer.take_changes() if self._consumer is not None else {}
         return EngineStats(data=changes) if changes else None
 
@@ -206,14 +206,14 @@ class TriptychECConnector(ECConnectorBase):
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
     ) -> EnginePromMetrics | None:
-        """In the host, once; None for an encoder, whose vLLM reports nothing."""
+        """Metrics of the host, created once; None for an encoder, whose vLLM reports nothing."""
         if not vllm_config.ec_transfer_config.is_ec_consumer:
             return None
         return EnginePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- worker side -----------------------------------------------------------------------------
     def orders(self) -> StepOrders:
-        """What the scheduler sent with this step."""
+        """Orders that the scheduler sent with this step."""
         metadata = self._get_connector_metadata()
         if not isinstance(metadata, StepOrders):
             raise TypeError(f"expected StepOrders, got {type(metadata).__name__}")
@@ -224,7 +224,8 @@ class TriptychECConnector(ECConnectorBase):
             self.loader.load_orders(encoder_cache, self.orders().loads)
 
     def start_save_caches(self, **kwargs: Any) -> None:
-        """`save_caches` follows for what vLLM encodes in this step; not for what `encoder_cache` has."""
+        """Begin a step's writes; `save_caches` follows for newly encoded items, not for those in
+        `encoder_cache`."""
         if self.writer is not None:
             self.writer.on_step_start(self.orders().writes, kwargs["encoder_cache"])
 
@@ -233,7 +234,7 @@ class TriptychECConnector(ECConnectorBase):
             self.writer.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """The step has ended, however."""
+        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self.writer is not None:
             self.writer.on_step_end()

@@ -28,7 +28,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: the kernel's struct ucred
 
 
 class Connection(asyncio.Protocol):
-    """One client. Reading pauses while the client does not read replies; past the limit it is disconnected."""
+    """One client. Reading pauses while it does not read replies; past the limit it is disconnected."""
 
     def __init__(self, server: "StoreServer", session_id: SessionId) -> None:
         self._server = server

@@ -1,11 +1,11 @@
-"""Namespace digest: what must be equal for one engine's embeddings to be another's.
+"""Namespace digest: everything that must be equal for one engine's embeddings to be valid in another.
 
 Weights, configuration, processor, dtype, vLLM's version, and the form of items' records. Engines announce it
 when they register; the gateway folds it into every mm_hash and pairs only engines that agree.
 
 It is made of what vLLM understood, not of what was written: vLLM's own parser reads the options, vLLM's
-`ModelConfig` resolves the model, and of both only what changes an encoder's output counts
-(`RESULT_FIELDS`). No engine is started and no GPU is used.
+`ModelConfig` resolves the model, and of both only what changes an encoder's output counts (`RESULT_FIELDS`).
+No engine is started and no GPU is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ IDENTITY_FIELDS = frozenset(
         "model_class_overrides",
     }
 )
-"""Which model it is: its files, its configuration, its code."""
+"""Fields that identify the model: its files, its configuration, its code."""
 
 NUMERIC_FIELDS = frozenset(
     {
@@ -54,8 +54,8 @@ NUMERIC_FIELDS = frozenset(
         "default_mm_loras",  # with `enable_tower_connector_lora` only
     }
 )
-"""How it computes. Parallelism and kernels change the rounding as the kind of hardware does; only the
-encoder's attention backend is named here, since its operator named it."""
+"""Fields that change how it computes. Parallelism and kernels change the rounding as the kind of hardware
+does; only the encoder's attention backend is named here, since its operator named it."""
 
 MEDIA_FIELDS = frozenset(
     {
@@ -66,12 +66,12 @@ MEDIA_FIELDS = frozenset(
         "video_pruning_method",
     }
 )
-"""What becomes of the media before the encoder sees them."""
+"""Fields that change the media before the encoder sees them."""
 
 RESULT_FIELDS = IDENTITY_FIELDS | NUMERIC_FIELDS | MEDIA_FIELDS
 
 ACCESS_FIELDS = frozenset({"hf_token", "download_dir", "allow_deprecated_quantization"})
-"""Needed to read the configuration; they change nothing of it."""
+"""Fields needed to read the configuration, which they do not change."""
 
 SEED_FIELD = "seed"  # counts where weights are made up (`load_format` "dummy")
 
@@ -140,8 +140,9 @@ def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
 
 
 def digest_of_engine(vllm_config: "VllmConfig") -> str:
-    """The same of an engine that a user has started, from its own configuration. Not equal to the above:
-    vLLM has completed the configuration by then.
+    """Digest of an engine that a user has started, from its own configuration.
+
+    Not equal to `digest_of_model`: vLLM has completed the configuration by then.
 
     Raises:
         UnsupportedVLLMError: another version of vLLM.
@@ -160,7 +161,7 @@ def digest_of_engine(vllm_config: "VllmConfig") -> str:
 
 
 def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
-    """What vLLM reads in `options`: every spelling, short names, dotted keys, `--config` files.
+    """Parse options as vLLM does: every spelling, short names, dotted keys, `--config` files.
 
     Raises:
         EngineOptionsError: vLLM refuses them; its parser has printed the reason.
@@ -179,7 +180,7 @@ def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
 
 
 def _model_config(args: "AsyncEngineArgs") -> "ModelConfig":
-    """vLLM's view of the model. Fields that count for nothing have their defaults: they cannot get in."""
+    """vLLM's `ModelConfig`, with defaults for fields that must not count."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     counted = {name: getattr(args, name) for name in RESULT_FIELDS | ACCESS_FIELDS}

@@ -1,4 +1,4 @@
-"""The consumer with its links to store and bus, as an engine opens it. Without vLLM."""
+"""Opens the consumer with its links to store and bus. Without vLLM."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 
 class BusMessageSender:
-    """`MessageSender` over a `ThreadedBus`: a message is queued, and published by the bus' thread."""
+    """`MessageSender` over a `ThreadedBus`, whose thread publishes queued messages."""
 
     def __init__(self, bus: ThreadedBus, names: StreamNames) -> None:
         self._bus = bus
@@ -51,7 +51,7 @@ class Alarm:
     """
 
     def __init__(self, on_time: Callable[[], None]) -> None:
-        """`on_time` is called on the alarm's own thread, perhaps for a time that does not matter any more."""
+        """`on_time` is called on the alarm's thread, possibly for a time that no longer matters."""
         self._on_time = on_time
         self._changed = threading.Condition()
         self._when: float | None = None
@@ -60,7 +60,7 @@ class Alarm:
         self._thread.start()
 
     def set(self, when: float) -> None:
-        """Call at `when` (monotonic seconds), unless it is set for earlier."""
+        """Call `on_time` at `when` (monotonic seconds), unless an earlier time is set."""
         with self._changed:
             if self._when is None or when < self._when:
                 self._when = when
@@ -103,7 +103,7 @@ def open_consumer(
     encodes_request: Callable[[Any], bool] = encodes_no_request,
     slab: UsableSlab | None = None,
 ) -> tuple[Consumer, tuple[Closer, ...]]:
-    """Connect to the store and the bus.
+    """Connect the consumer to the store and the bus.
 
     Args:
         num_ranks: tensor-parallel workers, each of which ends every pin.
@@ -147,7 +147,10 @@ def open_consumer(
 def open_pins(
     config: ConnectorConfig, num_ranks: int, inbox: Inbox, can_read: Callable[[Descriptor], bool]
 ) -> ReadablePins:
-    """What the store sends goes through the check; it sends nothing before the check asks for a pin."""
+    """Open the store session; its replies and pushes pass the readability check.
+
+    The store sends nothing before the check asks for a pin.
+    """
 
     def on_push(push: EntrySealed | WriterLost) -> None:
         pins.on_store_push(push)

@@ -1,11 +1,11 @@
-"""The EC connector for vLLM as it comes: `vllm serve` with the stock scheduler, and a cache store.
+"""EC connector for stock vLLM: `vllm serve` with vLLM's own scheduler, and a cache store.
 
     --ec-transfer-config '{"ec_connector": "PlainECConnector",
       "ec_connector_module_path": "triptych_vllm_connector.plain.connector",
       "ec_role": "ec_producer", "ec_connector_extra_config": {"store_socket": "/run/triptych/store.sock"}}'
 
 Either role loads what the store has. `ec_producer` and `ec_both` save what they encode; `ec_consumer` does
-not. Which proxy or router sends the requests does not matter.
+not. Any proxy or router may send the requests.
 """
 
 import functools
@@ -38,7 +38,7 @@ from triptych_vllm_connector.plain.wanted_items import WantedItems
 
 
 class PlainOptions(BaseModel):
-    """Written by the user."""
+    """Options of `PlainECConnector`, which the user writes as vLLM's `ec_connector_extra_config`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +51,7 @@ class PlainOptions(BaseModel):
 
     @classmethod
     def from_vllm(cls, vllm_config: Any) -> "PlainOptions":
-        """Raises pydantic's ValidationError when an option is missing or unknown."""
+        """Read the options; raises pydantic's ValidationError if one is missing or unknown."""
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
 
     @property
@@ -59,7 +59,7 @@ class PlainOptions(BaseModel):
         return self.call_timeout_ms / 1000
 
     def store_config(self, vllm_config: Any) -> StoreConfig:
-        """For the sessions of one engine: equal in its EngineCore and in its workers.
+        """Configuration of one engine's store sessions, equal in EngineCore and workers.
 
         Raises:
             ValueError: the engine has several pipeline stages, or LoRA adapters change what it encodes.
@@ -88,7 +88,7 @@ class PlainOptions(BaseModel):
 
 
 def _default_name(vllm_config: Any) -> str:
-    """vLLM makes a fresh id for each start; engines of one data parallel group share it."""
+    """Instance name from vLLM's id, which is new for each start and shared by a data parallel group."""
     return (
         f"vllm-{vllm_config.ec_transfer_config.engine_id}-{vllm_config.parallel_config.data_parallel_index}"
     )
@@ -96,14 +96,14 @@ def _default_name(vllm_config: Any) -> str:
 
 @dataclass
 class PlainStep(ECConnectorMetadata):
-    """EngineCore -> worker, with each step. Items by vLLM's identifier."""
+    """EngineCore -> worker, with each step: loads and saves by vLLM's identifier."""
 
     loads: dict[str, StorePin] = field(default_factory=dict)  # into the encoder cache; the pins become yours
     saves: tuple[str, ...] = ()  # of the step's requests: what the encoder cache has of them, the store gets
 
 
 class PlainECConnector(ECConnectorBase):
-    """Loaded by `ec_connector_module_path`; options are `PlainOptions`."""
+    """The EC connector that `ec_connector_module_path` names; its options are `PlainOptions`."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
@@ -150,7 +150,7 @@ class PlainECConnector(ECConnectorBase):
         return PlainStep(*self._items.take_step(scheduler_output.num_scheduled_tokens))
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """A producer's answer has the items' metadata: with them another engine needs no media."""
+        """Add the items' metadata to a producer's answer: with them another engine needs no media."""
         if self._items is None or not request.mm_features:
             return False, None
         self._items.on_finished(request)
@@ -159,7 +159,7 @@ class PlainECConnector(ECConnectorBase):
 
     # ---- worker side -----------------------------------------------------------------------------
     def start_save_caches(self, **kwargs: Any) -> None:
-        """vLLM calls it for a producer, and `start_load_caches` for a consumer alone."""
+        """Load and save; vLLM calls this for a producer, and `start_load_caches` only for a consumer."""
         if self._worker is None:
             return
         step, encoder_cache = self._step(), kwargs["encoder_cache"]
@@ -176,7 +176,7 @@ class PlainECConnector(ECConnectorBase):
             self._worker.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """The step has ended, however."""
+        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self._worker is not None and self.is_producer:
             self._worker.on_step_end()

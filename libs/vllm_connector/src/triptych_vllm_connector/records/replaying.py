@@ -1,8 +1,8 @@
-"""prefill_decode: the renderer is given records in place of media.
+"""prefill_decode: gives the renderer records in place of media.
 
-A request names its items by uuid alone, in their places, and brings their records beside the prompt. The
-renderer asks its cache of processed items for them, and replays what the encoder's renderer has made. What
-a record says is checked before vLLM sees it; one that is wrong ends its request with 400, and nothing else.
+A request names its items by uuid only, in their places, and brings their records beside the prompt. The
+renderer asks its cache of processed items for them and replays what the encoder's renderer has made. A record
+is checked before vLLM sees it; a wrong one ends its request with 400, and nothing else.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def _refused(message: str) -> Exception:
 
 
 class RecordedItems(ItemCache):
-    """The cache of a renderer that processes one request at a time: the items of that request."""
+    """Cache of a renderer that processes one request at a time, holding that request's items."""
 
     def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
         """`max_num_tokens`: limit of a prompt, in tokens."""
@@ -106,7 +106,7 @@ class RecordedItems(ItemCache):
         return self._replay(transfer.modality.value, transfer.record, transfer.num_embeds)
 
     def _replay(self, modality: str, record: ItemRecord, num_embeds: int) -> Processed:
-        """Raises ValueError: the record is not of an item of this model."""
+        """Replay a record; raises ValueError if it is not of an item of this model."""
         item = MultiModalKwargsItem({field.name: _element(field) for field in record.fields})
         updates = [_update(modality, each) for each in record.updates]
         for update in updates:
@@ -152,7 +152,7 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
 def replay_records(
     engine: Any, state: Any, placeholder_tokens: Sequence[str], *, renders_media: bool = False
 ) -> None:
-    """Have vLLM's endpoints for chats take items with records instead of media.
+    """Make vLLM's chat endpoints take items with records instead of media.
 
     Args:
         engine: vLLM's client, whose renderer and input processor run in this process.
@@ -167,7 +167,7 @@ def replay_records(
     process = renderer._process_multimodal
 
     def process_with(items: Mapping[str, ItemTransfer], *args: Any, **kwargs: Any) -> Any:
-        """In the renderer's one thread for media."""
+        """Process with these items, in the renderer's single thread for media."""
         cache.items = items
         try:
             return process(*args, **kwargs)
@@ -200,10 +200,10 @@ def replay_records(
 
 
 class MetadataOnly:
-    """Removes from items what only an encoder reads, for an engine that encodes nothing."""
+    """Strips the encoder's fields from items, for an engine that encodes nothing."""
 
     def __init__(self, declared_fields: Callable[[str], Collection[str]]) -> None:
-        """`declared_fields`: of a modality, those that vLLM's parser says a language model needs."""
+        """`declared_fields` returns a modality's fields that vLLM's parser declares for language models."""
         self._declared_fields = declared_fields
 
     def strip(self, feature: Any) -> Any:
@@ -222,7 +222,7 @@ class MetadataOnly:
 
 
 def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> None:
-    """Where raw media of a modality are not served, its limit is 0: for items with records it is none."""
+    """Lift the item limit for items with records; it is 0 where raw media of a modality are not served."""
     if are_all_items:  # its parser of content parts makes an `info` of its own for each request
         type(info).validate_num_items = lambda self, modality, num_items: None
         return
@@ -236,7 +236,7 @@ def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> 
 
 
 def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) -> None:
-    """What the prompt has as one item, the engine gets as the pieces that lie in the store."""
+    """Divide each item of the prompt into the pieces that the store holds, before the engine gets it."""
     process = processor.process_inputs
 
     def process_inputs(*args: Any, **kwargs: Any) -> Any:
@@ -257,7 +257,7 @@ def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) 
 
 
 def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By mm_hash. Parameters that are not valid have none: the engine's own check ends their request."""
+    """Pieces by mm_hash; none for invalid parameters, whose request the engine's own check ends."""
     try:
         params = ECTransferParams.model_validate(extra_args.get("ec_transfer_params"))
     except ValidationError:
@@ -266,7 +266,7 @@ def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _taking_records(serving: Any, create: Create) -> Create:
-    """`create` of a request that has `ec_transfer_params`."""
+    """Wrap `create` for requests with `ec_transfer_params`."""
 
     async def create_with_items(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -282,9 +282,9 @@ def _taking_records(serving: Any, create: Create) -> Create:
 
 
 def _refusing_placeholders(serving: Any, create: Create, placeholder_tokens: Sequence[str]) -> Create:
-    """`create` of a response that does not go on from one whose text holds what stands for an item.
+    """Wrap `create` to refuse a response that continues one whose text contains a placeholder.
 
-    vLLM puts that text into the prompt, and the gateway, which looks through all others, does not have it.
+    vLLM puts that text into the prompt, and the gateway, which checks all other texts, does not have it.
     """
 
     async def create_after_check(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -300,7 +300,7 @@ def _refusing_placeholders(serving: Any, create: Create, placeholder_tokens: Seq
 
 
 def _taking_records_of_count(serving: Any, count: Create) -> Create:
-    """`count` of a request whose `ec_transfer_params` vLLM drops: nothing is generated for it."""
+    """Wrap `count`, whose `ec_transfer_params` vLLM drops because nothing is generated."""
 
     async def count_with_items(request: Any, raw_request: Any) -> Any:
         try:
@@ -314,12 +314,12 @@ def _taking_records_of_count(serving: Any, count: Create) -> Create:
 
 
 def _params_of(sent: Any) -> ECTransferParams | None:
-    """Raises ValidationError."""
+    """Validated transfer parameters; raises ValidationError."""
     return None if sent is None else ECTransferParams.model_validate_json(orjson.dumps(sent), strict=True)
 
 
 def _name_items(params: ECTransferParams | None) -> None:
-    """They are the request's that is being served."""
+    """Set the items of the request being served."""
     request_items.set({} if params is None else {item.mm_hash: item for item in params.items})
 
 

@@ -1,10 +1,9 @@
-"""Schedulers of engines that decode alone: prompts come as KV caches that others have computed.
+"""Schedulers of decode-only engines, whose prompts come as KV caches from other engines.
 
 Such an engine has no encoder, and waits for no encoder output. A request whose items are not all in the KV
-cache, as it was loaded or as the prefix cache has it, is ended before anything is computed for it, with the
-reason for its gateway: its prompt has to be prefilled elsewhere first. Text that is missing is computed.
-
-Likewise one that names a KV cache which is not its own to read (`kv_refusals`).
+cache, loaded or from the prefix cache, is ended before anything is computed for it, with the reason for its
+gateway: its prompt must be prefilled elsewhere first. Missing text is computed. A request that names a KV
+cache which it may not read is ended, too (`kv_refusals`).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ _Base: Any = Scheduler if TYPE_CHECKING else object
 
 
 class DecodeMixin(_Base):
-    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+    """Mixin in front of one of vLLM's schedulers; all methods run on EngineCore's thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,7 +37,7 @@ class DecodeMixin(_Base):
         super().add_request(request)
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
-        """Called before a waiting request gets KV blocks."""
+        """Refuse a waiting request that its KV cache does not cover, before it gets KV blocks."""
         failure = self._refusals.check(
             request.request_id, request.mm_features, num_computed_tokens, request.num_tokens
         )
@@ -64,7 +63,7 @@ class DecodeMixin(_Base):
         return engine_request_ids
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """An error has no reason in vLLM: it goes where a finished request's reason to stop would be."""
+        """Put the reason of a failure into `stop_reason`, since vLLM's errors carry none."""
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         if len(self._refusals):
             for each in by_client.values():
@@ -85,8 +84,8 @@ class DecodeMixin(_Base):
 
 
 class DecodeScheduler(DecodeMixin, Scheduler):
-    """For the CPU, and wherever scheduling is synchronous."""
+    """Decode scheduler for CPUs, and wherever scheduling is synchronous."""
 
 
 class DecodeAsyncScheduler(DecodeMixin, AsyncScheduler):
-    """For GPUs: vLLM schedules the next step while the last one runs."""
+    """Decode scheduler for GPUs: vLLM schedules the next step while the last one runs."""

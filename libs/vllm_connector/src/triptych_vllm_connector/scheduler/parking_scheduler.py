@@ -56,7 +56,7 @@ def _adapter_of(request: Request) -> int:
 
 
 class ParkingMixin(_Base):
-    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+    """Mixin in front of one of vLLM's schedulers; all methods run on EngineCore's thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,7 +86,7 @@ class ParkingMixin(_Base):
             self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
-        """Called by the plugin once EngineCore can be woken."""
+        """Set the function that wakes EngineCore; called by the plugin."""
         self.consumer.attach_waker(wake_engine)
 
     # ---- scheduling ------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class ParkingMixin(_Base):
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
-        """Called before a waiting request gets KV blocks. True: it stays in the queue, or is parked."""
+        """True if a waiting request must stay in the queue or be parked; called before it gets KV blocks."""
         if not self._lora_slots.has_room(request, self.running):
             self._without_slot.append(request)
             return True
@@ -128,23 +128,23 @@ class ParkingMixin(_Base):
         return pending
 
     def _may_begin_in_part(self, request: Request) -> bool:
-        """Is there room for the waiting request, which misses items? If not, it waits for them all."""
+        """True if a waiting request may begin without some items; otherwise it waits for all of them."""
         if self._giving_way is not None and self._giving_way.may_begin(request):
             return True
         self.consumer.begin_whole(request.request_id)
         return False
 
     def _is_ready(self, request: Request) -> bool:
-        """Has the waiting request all that its prompt needs, but for KV blocks?"""
+        """True if a waiting request has all that its prompt needs, except KV blocks."""
         return self._lora_slots.has_room(request, self.running) and (
             not request.mm_features or self.consumer.may_be_scheduled(request.request_id)
         )
 
     def _ask_ahead(self) -> None:
-        """vLLM asks about nothing that waits in a step that what runs takes whole.
+        """Ask about waiting requests, which vLLM does not in a step that running requests fill.
 
-        Where flows take turns, what runs makes way: it is to be known for whom. What a flood has beyond its
-        turn is not asked about: it would take its place among those that wait for space.
+        Where flows take turns, running prompts make way for known requests. Requests beyond a flood's turn
+        are not asked about: they would take places among those that wait for space.
         """
         for request in list(self.waiting):
             if not request.mm_features or self.consumer.was_asked(request.request_id):
@@ -170,9 +170,9 @@ class ParkingMixin(_Base):
         self.consumer.on_parked(request.request_id, self.num_steps)
 
     def _stall(self, scheduled: Container[str]) -> None:
-        """Running requests of this step that wait for an item cost no more steps.
+        """Stall running requests of this step that wait for an item, so that they cost no more steps.
 
-        A partial one is asked about at once, not in a step of its own that would compute nothing.
+        A partial request is asked about at once, not in a step of its own that would compute nothing.
         """
         for request in self.running:
             engine_request_id = request.request_id
@@ -187,7 +187,7 @@ class ParkingMixin(_Base):
                 self._note_wait(request)
 
     def _note_wait(self, request: Request) -> None:
-        """A stalled request waits from when its last step is done."""
+        """Start the wait of a stalled request once its last step is done."""
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
 
@@ -195,7 +195,7 @@ class ParkingMixin(_Base):
         return self._giving_way is not None and engine_request_id in self._giving_way.partial
 
     def _end_overdue(self) -> None:
-        """The gateways of these requests do not wait for them any more, or hang."""
+        """End waiting requests past their deadline: their gateways have given up, or hang."""
         for engine_request_id in self.consumer.take_overdue():
             request = self.requests.get(engine_request_id)
             if request is None or request.is_finished():
@@ -224,7 +224,8 @@ class ParkingMixin(_Base):
             self.waiting.prepend_request(request)
 
     def _may_leave_parking(self, engine_request_id: str) -> bool:
-        """It is parked, and has all of its items, or room to begin without: else its step would be empty."""
+        """True if a parked request has all its items or room to begin without; otherwise its step would be
+        empty."""
         request = self._parked.get(engine_request_id)
         if request is None:
             return False
@@ -256,10 +257,10 @@ class ParkingMixin(_Base):
         return super()._free_request(request, *args, **kwargs)
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Not while a step without output loads the item: if that fails, the request must be found.
+        """Free an item, unless a step without output loads it: a failed load must find the request.
 
-        Called with each output of the request, for every item that its tokens cover by now. The request has
-        a step in flight, so it is called again.
+        vLLM calls this with each output, for every item that the request's tokens cover. The request has a
+        step in flight, so the call is repeated.
         """
         if not self._loads_in_flight.is_loading(request.mm_features[input_id].identifier):
             super()._free_encoder_input(request, input_id)
@@ -274,13 +275,13 @@ class ParkingMixin(_Base):
 
     @property
     def _num_waiting_for_others(self) -> int:
-        """Unfinished requests for which a step would do nothing: stalled ones, and those without a slot."""
+        """Unfinished requests that a step would not advance: stalled, or without an adapter slot."""
         if self._pause_state != PauseState.UNPAUSED:
             return len(self._stalled)  # vLLM does not count those in the queue
         return len(self._stalled) + sum(map(self._waits_for_slot, self._without_slot))
 
     def _waits_for_slot(self, request: Request) -> bool:
-        """Still: it has not ended, and the next step would not end it."""
+        """True if the request still waits for an adapter slot and the next step would not end it."""
         return (
             not request.is_finished()
             and not self.consumer.has_failed(request.request_id)
@@ -289,7 +290,7 @@ class ParkingMixin(_Base):
 
     @property
     def _has_views_to_drop(self) -> bool:
-        """Of items that are computed: the workers drop them, and end their pins, with the next step."""
+        """True if computed items remain; the next step makes workers drop them and end their pins."""
         return self._giving_way is not None and bool(self.encoder_cache_manager.freed)
 
     def add_request(self, request: Request) -> None:
@@ -306,7 +307,7 @@ class ParkingMixin(_Base):
         self.consumer.on_cache_emptied()
 
     def has_finished_requests(self) -> bool:
-        """Parked requests are in `requests` and in no queue; they are not finished."""
+        """vLLM's answer without parked requests, which are in `requests` and in no queue."""
         if self.finished_req_ids:
             return True
         if self.connector is None:
@@ -315,7 +316,7 @@ class ParkingMixin(_Base):
         return len(self.requests) > num_running + num_waiting + len(self._parked)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's metric of waiting requests counts the parked ones, too."""
+        """vLLM's statistics with parked requests counted as waiting."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.num_waiting_reqs += len(self._parked)
@@ -355,8 +356,8 @@ def _loads_of(scheduler_output: Any) -> set[str]:
 
 
 class ParkingScheduler(ParkingMixin, Scheduler):
-    """For the CPU, and wherever scheduling is synchronous."""
+    """Parking scheduler for CPUs, and wherever scheduling is synchronous."""
 
 
 class ParkingAsyncScheduler(ParkingMixin, AsyncScheduler):
-    """For GPUs: vLLM schedules the next step while the last one runs."""
+    """Parking scheduler for GPUs: vLLM schedules the next step while the last one runs."""

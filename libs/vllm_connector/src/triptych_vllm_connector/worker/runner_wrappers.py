@@ -50,7 +50,7 @@ def keep_deepstack(model_config: Any) -> None:
 
 
 def _work_of(scheduler_output: Any) -> Work:
-    """Of a step of prefill_decode that computes something."""
+    """Kind of work of a prefill_decode step that computes something."""
     if not any(scheduler_output.scheduled_cached_reqs.num_output_tokens):
         return Work.PREFILL
     longest = max(scheduler_output.num_scheduled_tokens.values())
@@ -60,7 +60,7 @@ def _work_of(scheduler_output: Any) -> Work:
 
 @contextlib.contextmanager
 def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False) -> Iterator[None]:
-    """A step of `work`, on what it may have of the cores or the GPU."""
+    """Run a step of `work` on the worker's share of cores or of the GPU."""
     if share is None:
         yield
         return
@@ -73,10 +73,10 @@ def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False)
 
 @contextlib.contextmanager
 def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
-    """On a CPU: a prompt that is not computed to its end takes nothing of its request's seed.
+    """Keep the seeds of incomplete prompts from vLLM's sampler on a CPU.
 
     vLLM 0.32 samples for such a prompt too and drops the token. Then it sets the request's generator back by
-    an offset, which generators of a CPU do not have: without this, a seed would end the engine.
+    an offset, which a CPU's generators do not have: without this, a seed would end the engine.
     """
     if runner.device.type != "cpu":
         yield
@@ -92,20 +92,19 @@ def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
 
 
 class EncoderNotAllowedError(TriptychError):
-    """A step asked for the encoder on an instance that must not encode."""
+    """A step planned an encode on an instance that must not encode."""
 
 
 _Runner: Any = object  # `wrap` puts the wrappers in front of vLLM's class, which has these attributes
 
 
 class DisaggEncodeGPURunnerWrapper(_Runner):
-    """Encoder: marks when a step's encoding starts, so that each item's encode, write and seal are timed.
+    """Encoder's runner: times each item's encode, write and seal, and contains faults.
 
     An item that raises inside the tower is refused, and the engine goes on (`containment`). vLLM's two
-    generations of runners encode in different places: `_execute_mm_encoder`, and a method of `model_state`.
-
-    The name says GPU because vLLM's own runner class does, on every platform. `execute_model` is the
-    runner's one entry, in both of vLLM's generations of runners.
+    generations of runners encode in different places, `_execute_mm_encoder` and a method of `model_state`;
+    `execute_model` is the entry of both. The name says GPU because vLLM's own runner class does, on every
+    platform.
     """
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,10 +159,9 @@ class DisaggEncodeGPURunnerWrapper(_Runner):
 
 
 class DisaggPrefillDecodeGPURunnerWrapper(_Runner):
-    """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
+    """prefill_decode's runner: refuses to run the encoder, unless the instance has one for fallback.
 
-    Prompts that begin in part may have a seed, on a CPU too. Injection is timed where it happens, in
-    `LoadingWorker`.
+    Prompts that begin in part may have a seed, on a CPU too. `LoadingWorker` times the injection.
     """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

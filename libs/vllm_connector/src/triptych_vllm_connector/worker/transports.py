@@ -79,32 +79,32 @@ class WorkerTransports:
         log.info("transports ready", transport=config.transport, device=device_type)
 
     def writer(self, memory: str) -> TensorWriter:
-        """Raises TriptychError where this memory cannot be written from here."""
+        """Writer for `memory`; raises TriptychError if it cannot be written from here."""
         if memory not in self._writers:
             self._writers[memory] = self._make_writer(memory)
         return self._writers[memory]
 
     def reader(self, memory: str) -> TensorReader:
-        """Raises TriptychError where this memory cannot be read from here."""
+        """Reader for `memory`; raises TriptychError if it cannot be read from here."""
         if memory not in self._readers:
             self._readers[memory] = self._make_reader(memory)
         return self._readers[memory]
 
     def region(self) -> RegionMapping:
-        """Raises StoreUnavailableError where it cannot be mapped."""
+        """Mapping of the region; raises StoreUnavailableError if it cannot be mapped."""
         if self._region is None:
             welcome = self._session.welcome
             self._region = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
         return self._region
 
     def extent(self, memory: str) -> tuple[int, int] | None:
-        """Address and bytes of `memory` as it is mapped here; None: it is not."""
+        """Address and bytes of `memory` as mapped here; None if it is not."""
         if memory == SHM and self._region is not None:
             return self._region.address, self._region.num_bytes
         return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
 
     def probe_slab(self) -> SlabProbeResult:
-        """What this worker can do with the slab of the store as it is now. Never raises."""
+        """Result of trying the current store's slab. Never raises."""
         generation = self._session.welcome.generation
         device: str | None = None
         failure: str | None = None
@@ -128,7 +128,7 @@ class WorkerTransports:
             self._gpu.close()
 
     def _prepare_region(self) -> None:
-        """Now, not with the first tensor: its pages are entered into the page table, a GPU locks them."""
+        """Map the region before the first tensor: pages enter the page table, and a GPU locks them."""
         try:
             self.region()
         except StoreUnavailableError as error:
@@ -158,7 +158,7 @@ class WorkerTransports:
         raise StoreUnavailableError(f"memory {memory} cannot be read from here")
 
     def _make_gpu(self) -> GpuTransports:
-        """On the GPU that vLLM has chosen for this worker."""
+        """Transports on the GPU that vLLM has chosen for this worker."""
         index = torch.cuda.current_device()
         try:
             driver = load_driver(index)
@@ -170,7 +170,7 @@ class WorkerTransports:
         )
 
     def _blobs(self) -> BlobStore:
-        """Raises StoreUnavailableError where this engine has no Redis."""
+        """Client of Redis; raises StoreUnavailableError if this engine has none."""
         config = self._config
         if not isinstance(config, ConnectorConfig):
             raise StoreUnavailableError("this engine has no Redis")

@@ -163,7 +163,7 @@ class Verifier:
         self._deliver([Outgoing(request.session_id, verified)])
 
     async def _run_pass(self, entries: list[Entry], *, evict: bool) -> ChecksumResult:
-        """Compare the checksums that entries have, and take those missing; `evict` removes damaged entries."""
+        """Compare the checksums that entries have, and take missing ones; `evict` removes damaged entries."""
         checksum_pass, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
         for batch in _batches(entry for entry in entries if entry.memory == SHM):
             sealed = [entry for entry in batch if checksum_pass.is_readable(entry)]

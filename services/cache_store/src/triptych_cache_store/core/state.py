@@ -135,7 +135,7 @@ class VerifyQueue:
 
 @dataclass(slots=True)
 class StoreState:
-    """The entries and blocks (`space`), the clients' leases (`leases`), and the record of both (`journal`)."""
+    """Entries and blocks (`space`), the clients' leases (`leases`), and the record of both (`journal`)."""
 
     identity: StoreIdentity
     space: Space

@@ -24,7 +24,7 @@ LONGEST_RETRY_S = 1.0
 
 
 class OrderReader:
-    """Reads orders; an order stays in the stream until it is answered, so a restarted agent finds it again."""
+    """Reads orders; each stays in the stream until it is answered, so a restarted agent finds it again."""
 
     def __init__(self, bus: AsyncBus, instance: str, group: asyncio.TaskGroup) -> None:
         self._bus = bus

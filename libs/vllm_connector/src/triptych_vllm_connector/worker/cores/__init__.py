@@ -1,4 +1,4 @@
-"""What a worker computes on: cores, chosen again and again from what its neighbours do, or a GPU.
+"""Compute resources of a worker: cores, chosen at each step by what the neighbours do, or a GPU.
 
 opening        the share of this worker, by its platform
 compute_share  the interface that the runner wrappers know, and the share in which nothing is chosen

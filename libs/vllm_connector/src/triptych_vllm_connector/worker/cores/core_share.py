@@ -50,7 +50,7 @@ class OpenMp:
     """
 
     def __init__(self, library: Any) -> None:
-        """`library`: has the functions of OpenMP, and `GOMP_parallel`, which Intel's and LLVM's have too."""
+        """`library` has OpenMP's functions and `GOMP_parallel`, as Intel's and LLVM's runtimes have."""
         self._library = library
         self._library.GOMP_parallel.argtypes = [_REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
 
@@ -91,7 +91,7 @@ class OpenMp:
 
 
 def before_each_layer(model: nn.Module, action: Callable[[], None]) -> int:
-    """Have `action` called before each layer: each member of the model's lists of modules that holds others.
+    """Call `action` before each layer: each member of the model's lists of modules that holds others.
 
     Returns their number. `forward` is replaced rather than hooked, since modules that vLLM may compile do not
     call hooks. Layers within layers are left out.
@@ -117,7 +117,7 @@ def _announced(forward: Callable[..., Any], action: Callable[[], None]) -> Calla
 
 
 def lower_thread(thread: int) -> None:
-    """Lower a thread by `COMPUTE_NICE` where that counts among the encoder's own threads alone.
+    """Lower a thread's priority by `COMPUTE_NICE` where that affects only the encoder's own threads.
 
     Args:
         thread: its id in the kernel; 0 is the calling one. Without privileges it cannot be raised again.
@@ -126,7 +126,7 @@ def lower_thread(thread: int) -> None:
     which sleeps and wakes thousands of times a second, would wait for the time slices of other programs.
 
     Raises:
-        ProcessLookupError: it has ended.
+        ProcessLookupError: the thread has ended.
     """
     if nice_stays_inside():
         lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
@@ -134,7 +134,7 @@ def lower_thread(thread: int) -> None:
 
 
 class CoreShare:
-    """Of one worker. Every method is for the thread that runs vLLM's steps."""
+    """Core share of one worker; every method is for the thread that runs vLLM's steps."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class CoreShare:
         move: Callable[[int, Collection[int]], None] = os.sched_setaffinity,
         lower: Callable[[int], None] = lower_thread,
     ) -> None:
-        """`own`: cores that the engine owns; `host`: all that it may use.
+        """`own` are the engine's own cores, `host` all cores that it may use.
 
-        `move`: a thread, to some; 0 is the calling one. Raises OSError. `lower`: the priority of a thread.
+        `move` moves a thread (0: the calling one) to cores and raises OSError; `lower` lowers its priority.
         """
         self._policy = policy
         self._own = frozenset(own)
@@ -170,7 +170,7 @@ class CoreShare:
 
     @classmethod
     def open(cls, config: ConnectorConfig, num_ranks: int) -> "CoreShare | None":
-        """None: this worker keeps to the threads that it was started with, wherever the kernel puts them."""
+        """Open the share; None if this worker keeps the threads it was started with."""
         usable = usable_cores()
         own = set(config.cores) & set(usable)
         # Busy on more cores than its quota covers, a cgroup is stopped whole until the quota's next period.
@@ -194,10 +194,10 @@ class CoreShare:
         return share
 
     def watch_layers(self, model: nn.Module) -> None:
-        """Encoder: choose again before each layer of `model`.
+        """Choose again before each layer of `model`. Encoder only.
 
-        Under `text_first` the team comes after the threads of the encoder's host, with which it shares a
-        priority and its cores: the next items are preprocessed while this one is encoded.
+        Under `text_first` the team runs at a lower priority than the threads of the encoder's host, with
+        which it shares its cores: the next items are preprocessed while this one is encoded.
         """
         before_each_layer(model, self.start_layer)
         if self._policy == "text_first":
@@ -207,7 +207,7 @@ class CoreShare:
                     self._lower(thread)
 
     def start_step(self, work: Work, *, is_late: bool = False) -> None:
-        """The step computes `work`. `is_late`: it may have the cores of encoders that encode, too."""
+        """Start a step of `work`; with `is_late` it may use cores of encoders that encode, too."""
         self._works, self._is_late = True, is_late
         self._board.publish(work)
         num_threads = len(self._own) if work is Work.DECODE else self._team_size
@@ -217,21 +217,21 @@ class CoreShare:
         self.range = CoreRange(num_cores, num_cores)
 
     def start_layer(self) -> None:
-        """The next layer of the step: the others may do something else by now."""
+        """Start the next layer; the neighbours' load may have changed."""
         if self._works:
             self.range.add(self._place())
 
     def end_step(self) -> None:
-        """Nothing is computed until the next step."""
+        """End the step; nothing is computed until the next one."""
         self._works = False
         self._board.publish(Work.IDLE)
 
     def close(self) -> None:
-        """Leave the board."""
+        """Remove this worker from the board."""
         self._board.close()
 
     def _resize(self, num_threads: int) -> None:
-        """For the teams from now on. One thread leaves the others asleep; of several, the rest are ended."""
+        """Set the team's size. One thread leaves the others asleep; otherwise the runtime ends the rest."""
         self._openmp.set_num_threads(num_threads)
         self._num_threads = num_threads
         if num_threads > 1 and num_threads != self._team_looked_up:
@@ -271,7 +271,7 @@ class CoreShare:
         )
 
     def _move_team(self, cores: frozenset[int]) -> None:
-        """The calling thread first: what the runtime starts from now on runs where it does."""
+        """Move the team, the calling thread first: the runtime starts new threads where it runs."""
         self._move(0, cores)
         try:
             self._move_others(cores)

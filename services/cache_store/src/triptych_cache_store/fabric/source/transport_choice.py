@@ -27,7 +27,7 @@ class TransportChoice:
         self._failed_at: dict[str, tuple[Life, dict[FabricTransport, float]]] = {}  # by target
 
     def choose(self, target: str, agent: InstanceRecord, now: float) -> FabricTransport | None:
-        """Best transport that has not just failed, else the one that failed first; None without a common one."""
+        """Best transport that has not just failed, else the one that failed first; None if none is common."""
         avoided = self._avoided(target, agent, now)
         # Of equals `min` takes the first.
         return min(self._common(agent), key=lambda each: avoided.get(each, float("-inf")), default=None)

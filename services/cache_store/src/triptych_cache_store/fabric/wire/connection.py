@@ -98,7 +98,7 @@ class FabricConnection:
         self._channel.wake()
 
     def stop(self) -> None:
-        """Send posted frames but no new chunk, as far as the peer takes them at once; then end. Thread-safe."""
+        """Send posted frames but no new chunk, as far as the peer takes them at once; end. Thread-safe."""
         self._is_stopping = True
         self._channel.wake()
 
