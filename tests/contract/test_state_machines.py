@@ -8,15 +8,14 @@ import ast
 import importlib
 import re
 from enum import Enum
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.contract.product_sources import ROOT, SOURCES
+
 SECTION = (ROOT / "docs" / "architecture.md").read_text().split("\n## State machines")[1].split("\n## ")[0]
 DRAWN = re.findall(r"^\*\*([^*]+)\*\*[^\n]*? \[`([a-z_.]+)`\][^\n]*\n+```\n(.*?)```", SECTION, re.M | re.S)
 STATE = re.compile(r"\b[A-Z][A-Z_]{2,}\b")
-SOURCES = [*ROOT.glob("libs/*/src/triptych_*/**/*.py"), *ROOT.glob("services/*/src/triptych_*/**/*.py")]
 # The state of another machine's record as it is read (from Redis, from a header), not a step.
 CONSTRUCTORS = {"__init__", "__post_init__"}
 
