@@ -14,7 +14,7 @@ VerifyMode = Literal["off", "adopt", "always"]
 
 
 class StoreSettings(ServiceSettings, MetricsSettings):
-    """What the daemon needs to know."""
+    """Settings of the cache_store daemon."""
 
     config_section = "cache_store"
     exports_spans = False
@@ -71,7 +71,7 @@ class StoreSettings(ServiceSettings, MetricsSettings):
         return value
 
     def limits(self, layout: RegionLayout) -> Limits:
-        """In blocks of `layout`."""
+        """Limits in blocks of `layout`."""
         block = layout.block_num_bytes
         default_quota = self.tenant_quota_bytes
         return Limits(

@@ -1,4 +1,4 @@
-"""The file of routing profiles (YAML; `docs/routing.md`).
+"""The file of routing profiles (YAML; `docs/guide/routing.md`).
 
     default:                       # what no stage says otherwise
       weights: {prefix: 2, queue: 3}
