@@ -15,11 +15,11 @@ TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 """By API key; `none` is what a `Server` sends if a test names no other."""
 
 
-SHARED = frozenset({"system", "with_tower"})
+SHARED = frozenset({"system", "with_tower", "monolith"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one has all files that use the shared systems; a file of another is in one piece."""
+    """One worker has all files that use the shared engines; other files go to any worker, in one piece."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     sharing = {item.path for item in here if SHARED & {*getattr(item, "fixturenames", ())}}
     for item in here:

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from tests.support.real.system import small_dummies
 from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_encoder.encoding import PreprocessLimits
 from triptych_encoder.engine.encode_engine import run_engine
@@ -25,7 +26,9 @@ async def main() -> None:
         namespace_digest="0" * 64,
         has_encoder=True,
     )
-    options = encoder_options(config, model, 1, on_gpu=False, passed_through=["--max-model-len=1024"])
+    options = encoder_options(
+        config, model, 1, on_gpu=False, passed_through=["--max-model-len=1024", *small_dummies(Path(model))]
+    )
     limits = PreprocessLimits(
         image_formats=("PNG",),
         max_image_pixels=1_000_000,

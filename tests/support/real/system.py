@@ -224,8 +224,8 @@ def running_system(
         is_forked: where nobody looks at the start: processes are forked from one that has imported vLLM, and
             encoders of the demo model try their tower on small items. Otherwise all is as a user has it.
     """
-    if is_forked and model == DEMO_MODEL:
-        options = _with_small_dummies(options)
+    if is_forked:
+        options = _with_small_dummies(options, small_dummies(model))
     shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
     state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
@@ -252,12 +252,16 @@ def running_system(
         assert not left, f"down left {left}"
 
 
-def _with_small_dummies(options: Sequence[str]) -> tuple[str, ...]:
+def small_dummies(model: Path) -> list[str]:
+    """Options of an engine that has a tower, for the demo model's."""
+    return [f"--limit-mm-per-prompt={json.dumps(SMALL_DUMMIES)}"] if model == DEMO_MODEL else []
+
+
+def _with_small_dummies(options: Sequence[str], dummies: list[str]) -> tuple[str, ...]:
     name = "--encoder-args="
     (given,) = [each.removeprefix(name) for each in options if each.startswith(name)] or [""]
-    dummies = shlex.quote(f"--limit-mm-per-prompt={json.dumps(SMALL_DUMMIES)}")
     others = (each for each in options if not each.startswith(name))
-    return (*others, f"{name}{dummies} {given}".strip())
+    return (*others, f"{name}{shlex.join(dummies)} {given}".strip())
 
 
 @contextlib.contextmanager

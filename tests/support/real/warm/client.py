@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.support.real.warm.messages import MAX_REQUEST_BYTES, Ended, Forked, Request
-from tests.support.real.warm.preload import ENGINES, ENVIRONMENT, LAUNCHER
+from tests.support.real.warm.preload import ENGINES, ENVIRONMENT, LIGHT
 
 ROOT = Path(__file__).resolve().parents[4]
 END_LIMIT_S = 10.0
@@ -79,7 +79,7 @@ def fork(
         pass_fds: further descriptors, which keep their numbers.
         ends_with_caller: it gets SIGTERM when this process has ended.
     """
-    if command[0] != sys.executable or command[1] != "-m" or command[2] not in {LAUNCHER, *ENGINES}:
+    if command[0] != sys.executable or command[1] != "-m" or command[2] not in LIGHT | ENGINES:
         return None
     with contextlib.ExitStack() as stack:
         nothing = stack.enter_context(Path(os.devnull).open())

@@ -15,6 +15,8 @@ ENVIRONMENT = {**ENGINE_ENV, **CPU_ENGINE_ENV, "HF_HUB_OFFLINE": "1"}
 """The server's own, over that of the tests: as a service of theirs has it."""
 
 LAUNCHER = "triptych_cli"
+LIGHT = frozenset({LAUNCHER, "triptych_cache_store", "triptych_gateway"})
+"""Without torch: what the environment sets for its libraries means nothing to them."""
 ENGINES = frozenset(
     {
         "triptych_encoder",
@@ -31,6 +33,10 @@ MODULES = (
     "vllm.v1.worker.cpu_worker",
     "triptych_cli.app",
     "triptych_cli.supervisor.daemon",
+    "triptych_cache_store.service",
+    "triptych_gateway.service",
+    "uvicorn.lifespan.off",  # imported when they are used first, as those at the end
+    "uvicorn.protocols.http.httptools_impl",
     "triptych_encoder.service",
     "triptych_encoder.engine.encode_engine",
     "triptych_prefill_decode.service",
@@ -98,7 +104,7 @@ class Preloaded:
         """Names of variables with which `module` would have been imported in another way."""
         names = {*self._values, *environment}
         counting = {name for name in names if name.startswith(BY_PYTHON)}
-        if module != LAUNCHER:
+        if module not in LIGHT:
             counting |= {name for name in names if name.startswith(BY_LIBRARIES)} | self._names
         return sorted(
             name for name in counting - ANY_VALUE if self._values.get(name) != environment.get(name)

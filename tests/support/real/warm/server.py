@@ -16,11 +16,13 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 from tests.support.real.warm.messages import MAX_FDS, MAX_REQUEST_BYTES, Ended, Forked, Request
-from tests.support.real.warm.preload import ENGINES, LAUNCHER, Preloaded
+from tests.support.real.warm.preload import ENGINES, LAUNCHER, LIGHT, Preloaded
 
 ABOVE = 200  # descriptors on their way to their numbers
 
@@ -127,7 +129,7 @@ def become(request: Request, descriptors: list[int], changes: Mapping[str, str])
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request.environment)
-    if request.module != LAUNCHER:
+    if request.module not in LIGHT:
         os.environ.update(changes)
     os.chdir(request.cwd)
     sys.argv = [request.module, *request.arguments]
@@ -153,7 +155,26 @@ def main() -> None:
     forked = Server(listener, preloaded).serve()
     if forked is not None:
         become(*forked, preloaded.changes)
-        runpy.run_module(forked[0].module, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(forked[0].module, run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            code = ended.code
+        else:
+            code = None
+        _exit(code)
+
+
+def _exit(code: object) -> NoReturn:
+    """Do what the interpreter does at its exit, except for taking apart every module."""
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threads: Any = threading
+    threads._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 if __name__ == "__main__":
