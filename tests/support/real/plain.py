@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.real.system import EXACT, MODEL, MONOLITH_ENVIRONMENT, ROOT, StartedServer, started_server
+from tests.support.real.system import (
+    EXACT,
+    MODEL,
+    MONOLITH_ENVIRONMENT,
+    ROOT,
+    StartedServer,
+    small_dummies,
+    started_server,
+)
 from tests.support.waiting import free_port
 from triptych_cache_store.testing import StoreProcess
 
