@@ -1,4 +1,4 @@
-"""Settings that gateway, encoder and prefill_decode share: formats, sizes and options of callers' media.
+"""Settings of media that gateway, encoder and prefill_decode share: formats, sizes and options.
 
 Those that decode media share the bounds of what decoding may cost, too.
 """
@@ -21,12 +21,12 @@ from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
 
 DECODING_SHARE = 0.9
-"""Of `preprocess_timeout_s`, so that a decoder that does not end is the item's fault, and not tried again."""
+"""Share of `preprocess_timeout_s` after which a decoder that does not end fails its item, without a retry."""
 Codec = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*-]{1,64}$")]
 
 
 class MediaSettings(ServiceSettings):
-    """Gateway, encoder and prefill_decode each hold to them: none trusts what another one passes on."""
+    """Settings that gateway, encoder and prefill_decode each enforce: none trusts another's checks."""
 
     config_section = "media"
 
@@ -93,7 +93,7 @@ class DecodingSettings(MediaSettings):
 
     @property
     def video_bounds(self) -> VideoBounds:
-        """What one video may cost."""
+        """Bounds of decoding one video."""
         return VideoBounds(
             max_s=self.max_video_s,
             max_frame_pixels=self.max_image_pixels,

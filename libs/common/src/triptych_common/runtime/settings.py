@@ -36,19 +36,19 @@ class RunDirError(TriptychError):
 
 
 def default_run_dir() -> Path:
-    """A directory of this user on a tmpfs where there is one."""
+    """Return this user's directory on a tmpfs, or in the temporary directory."""
     shared_memory = Path("/dev/shm")
     base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
     return base / f"triptych-{os.getuid()}"
 
 
 def default_traces_dir(run_dir: Path) -> Path:
-    """In the run directory; beside the default one, which is in memory, which `./triptych trace` reads."""
+    """Return the folder of traces: in `run_dir`, or on disk if that is the default one in memory."""
     return (default_state_dir() / run_dir.name if run_dir == default_run_dir() else run_dir) / "traces"
 
 
 def default_state_dir() -> Path:
-    """A directory of this user on a disk: what may grow, and is read afterwards."""
+    """Return this user's directory on disk, for data that may grow and is read afterwards."""
     return Path.home() / ".local" / "state" / "triptych"
 
 
@@ -75,12 +75,12 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
 
 
 def machine_name() -> str:
-    """The machine's host name, as a `Name`."""
+    """Return the machine's host name as a `Name`."""
     return re.sub(r"[^A-Za-z0-9._:/@-]", "-", socket.gethostname())[:200] or "unnamed"
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to know. A service adds its own fields in a subclass.
+    """Settings of every service; a service adds its own fields in a subclass.
 
     Each field is `TRIPTYCH_<NAME>` in the environment and `--<name-in-kebab-case>` on the command line,
     which wins; a file (`config_file`) comes last. Use `load()` in a `__main__`; build it directly, with
@@ -168,7 +168,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("instance", mode="before")
     @classmethod
     def _with_hostname(cls, value: Any) -> Any:
-        """Replicas of one container share their environment, but each has a host name of its own."""
+        """Replace `{hostname}`: a container's replicas share their environment, not their host name."""
         return value.replace("{hostname}", socket.gethostname()) if isinstance(value, str) else value
 
     @field_validator("deployment")
@@ -183,7 +183,7 @@ class ServiceSettings(BaseSettings):
         return value.upper() if isinstance(value, str) else value
 
     def model_post_init(self, context: Any) -> None:
-        """Refuses a way to the collector that is not installed, where there is a collector."""
+        """Refuse a collector's protocol whose package is not installed."""
         super().model_post_init(context)
         if self.exports_spans and self.otlp_endpoint is not None and not is_installed(self.otlp_protocol):
             raise ValueError(f"otlp_protocol {self.otlp_protocol} needs the package {GRPC_PACKAGE}")
@@ -195,7 +195,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None) -> Self:
-        """Settings from the environment and `argv` (None: the process's own); makes the run directory.
+        """Return settings from the environment and `argv` (None: the process's own); make the run directory.
 
         On invalid settings: one line per fault on stderr, exit code 2. With `print_config` they are printed,
         and the process ends with 0.
@@ -222,7 +222,7 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Those that count, the first one most."""
+        """Return the sources that count, the first one most."""
         return init_settings, env_settings, cls._file_source()
 
     @classmethod
@@ -241,7 +241,7 @@ class ServiceSettings(BaseSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """One line per fault, without the values: they may be secret."""
+    """Describe each fault in one line, without the values, which may be secret."""
     return "\n".join(
         f"  {'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False, include_context=False)
