@@ -40,7 +40,7 @@ HostPattern = Annotated[
 
 
 class GatewaySettings(MediaSettings):
-    """Everything an operator can set."""
+    """Settings of the gateway, all that an operator can set."""
 
     config_section = "gateway"
 
