@@ -1,4 +1,4 @@
-"""What every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
+"""Code that every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
 
 Layers, each importing only what stands below it:
 
