@@ -29,7 +29,7 @@ def steps() -> list[Step]:
     layers = [f"tests/{layer}" for layer in ("unit", "contract")]
     return [
         ("tests", _python("pytest", *TWO_WORKERS, *layers)),
-        ("types", _python("mypy", "-n2", *_packages(), *TYPED)),
+        ("types", _python("mypy", *_packages(), *TYPED)),
         ("imports", [_tool("lint-imports"), "--no-cache"]),
         ("lint", _python("ruff", "check", ".")),
         ("format", _python("ruff", "format", "--check", ".")),
@@ -52,7 +52,7 @@ def steps_for(changed: Sequence[str]) -> list[Step]:
     packages = [each for each in _packages() if any(_is_below(path, each) for path in python)]
     others = [path for path in python if any(_is_below(path, each) for each in TYPED)]
     if packages or others:
-        found.append(("types", _python("mypy", "-n2", *packages, *others)))
+        found.append(("types", _python("mypy", *packages, *others)))
     if packages:
         found.append(("imports", [_tool("lint-imports"), "--no-cache"]))
     if tests := sorted({each for path in python for each in tests_of(path)}):
