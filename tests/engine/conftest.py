@@ -18,6 +18,7 @@ TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 SHARED = frozenset({"system", "with_tower", "monolith"})
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker has all files that use the shared engines; other files go to any worker, in one piece."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
