@@ -17,7 +17,7 @@ State = TypeVar("State", bound=Enum)
 def check_transition(
     allowed: Mapping[State, frozenset[State]], subject: str, state: State | None, to: State
 ) -> None:
-    """Nothing, or the error: `to` may follow `state`. `subject`: what changes, for the message.
+    """Check that `to` may follow `state`; `subject` names the record in the error.
 
     `state` None: there is no record yet; only the table's first state may begin one.
 
