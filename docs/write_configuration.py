@@ -1,4 +1,4 @@
-"""Write the tables of docs/configuration.md from the settings classes: names, defaults, types and meanings.
+"""Write the tables of docs/reference/configuration.md from the settings classes.
 
     python docs/write_configuration.py
 
@@ -22,7 +22,7 @@ from triptych_encoder.settings import EncoderSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
-PAGE = Path(__file__).resolve().parent / "configuration.md"
+PAGE = Path(__file__).resolve().parent / "reference" / "configuration.md"
 SECTIONS: dict[str, type[ServiceSettings]] = {
     "Every service": ServiceSettings,
     "Gateway": GatewaySettings,

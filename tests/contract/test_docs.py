@@ -26,8 +26,8 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 
 HEADING = re.compile(r"^#{2,5} +(.+)$", re.MULTILINE)
 ROW = re.compile(r"^\| `([^`]+)` \| (.*)$", re.MULTILINE)

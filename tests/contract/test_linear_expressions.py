@@ -13,18 +13,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.contract.product_sources import ROOT, SOURCES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import sre_constants as ops
     import sre_parse
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted(path for folder in ("services", "libs") for path in (ROOT / folder).glob("*/src/**/*.py"))
 SEARCHES = {"search", "sub", "subn", "split", "findall", "finditer"}
 CALLS = {"compile", "match", "fullmatch", *SEARCHES}
 _PARTS = count()

@@ -1,18 +1,25 @@
-"""docs/traces.md lists the spans that the code makes, what is said of a request in them, and nothing else."""
+"""docs/reference/traces.md lists exactly the spans of the code and the attributes of a request's span."""
 
 import ast
 import re
 
-from tests.contract.product_sources import ROOT, SOURCES, name_of
+from tests.contract.product_sources import ROOT, SOURCES
 from triptych_common.telemetry.span_records import STAGE_PREFIX, STAGE_SUFFIX
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.stages import Stage
 
-PAGE = (ROOT / "docs" / "traces.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "traces.md").read_text()
 MAKERS = {"span", "_span", "_timed_span", "record_span", "_record_span"}
 VLLMS = "llm_request"
 ATTRIBUTE = re.compile(r"`((?:gen_ai|http|url|client|error|triptych)\.[a-z_.]+)`")
+
+
+def name_of(node: ast.expr) -> str:
+    """The last name of `a.b.name`; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def section(title: str) -> str:

@@ -115,7 +115,9 @@ async def opened_system(
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
-        yield System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
+        system = System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
+        await system.refresh()  # the gateway registers itself after its first read
+        yield system
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Metrics of the gateway (`GET /metrics`; `docs/metrics.md`). No label has a text that a caller chose."""
+"""Metrics of the gateway (`GET /metrics`; `docs/reference/metrics.md`). No label holds text of a caller."""
 
 import math
 from dataclasses import dataclass

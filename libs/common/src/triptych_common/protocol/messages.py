@@ -1,4 +1,4 @@
-"""Every message that travels on Redis Streams. docs/protocol.md lists their senders and readers.
+"""Every message that travels on Redis Streams. docs/reference/protocol.md lists their senders and readers.
 
 Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
 refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.

@@ -1,8 +1,8 @@
 """Steps of the protocol, as data: which process sends what, from a caller's request to the last unpin.
 
 The one list of everything that can be late, lost or doubled. Tests of faults go through it instead of
-remembering, and docs/protocol.md has it as a table. A step is one message in one direction; the answers
-of the store to a command belong to the command's step.
+remembering, and docs/reference/protocol.md has it as a table. A step is one message in one
+direction; the answers of the store to a command belong to the command's step.
 """
 
 from dataclasses import dataclass

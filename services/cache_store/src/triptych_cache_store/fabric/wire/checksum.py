@@ -1,5 +1,6 @@
 """Of an entry's bytes, taken on both sides while they travel: XXH3-128, an order of magnitude faster than the
-network. It notices accidents of memory and network. It is no proof of who sent them (docs/security.md).
+network. It notices accidents of memory and network. It is no proof of who sent them
+(docs/operations/security.md).
 """
 
 import xxhash

@@ -122,7 +122,7 @@ class TcpChannel:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
-        """Packets are the network's, or TLS's, to protect (docs/security.md)."""
+        """Packets are the network's, or TLS's, to protect (docs/operations/security.md)."""
 
     def wake(self) -> None:
         """End a `wait`. From any thread."""

@@ -1,4 +1,4 @@
-"""File of routing profiles (YAML; `docs/routing.md`).
+"""File of routing profiles (YAML; `docs/guide/routing.md`).
 
     default:                       # what no stage says otherwise
       weights: {prefix: 2, queue: 3}
