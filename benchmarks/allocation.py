@@ -25,7 +25,7 @@ from pathlib import Path
 from triptych_cache_store.entries import eviction_window as room
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
-from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.space import Space
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_common.protocol.ids import MmHash, ReservationId
@@ -125,7 +125,7 @@ class Simulation:
         )
         journal = RegionJournal(memoryview(bytearray(layout.data_offset)), layout)
         self.mix, self.scheme = mix, scheme
-        self.space = Space(EntryTable(BLOCK), pool, RecencyAndCostPolicy(), journal)
+        self.space = Space(EntryTable(BLOCK), pool, EvictionPolicy(), journal)
         self._random = random.Random(seed)
         self._specs: dict[int, TensorSpec] = {}
         self._pinned: list[tuple[int, int, Entry]] = []

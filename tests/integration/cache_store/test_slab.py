@@ -18,8 +18,7 @@ from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
 from triptych_vllm_connector.host import slab_watch
-from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
-from triptych_vllm_connector.host.transport_capabilities import TransportError
+from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch, TransportError
 from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab, probe_in_engine
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 

@@ -11,9 +11,8 @@ service        the life of the process: startup, main loop, drain
 warm_up        work before the instance registers: the first steps of an engine are slow
 adapters       LoRA adapters, by whose names clients ask: in the instance's record
 http_server    vLLM's application behind uvicorn: when it listens, and how it drains
-dead_engine    answers for an engine that is dead: 503, or a connection that breaks off
 request_guards  bounds in vLLM's own code: texts of errors, tables of its GPU runner
 kv_errors      answers of an instance that decodes, where a prompt's KV cache is not to be had: 503
 serving_load   what the engine has in hand: in the instance's record, with each heartbeat
-engine_health  whether the engine answers: one that hangs ends the process
+engine_health  detects an engine that hangs; 503 or a broken connection for one that is dead
 """

@@ -40,8 +40,7 @@ from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
-from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
-from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
+from triptych_prefill_decode.engine_health import DeadEngineMiddleware, EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.request_guards import guard_requests

@@ -27,7 +27,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-    from triptych_vllm_connector.plain.plain_step import PlainStep
+    from triptych_vllm_connector.plain.connector import PlainStep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

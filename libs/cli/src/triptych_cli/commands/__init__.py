@@ -2,7 +2,7 @@
 
 the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, restart, drain,
                 hosts/: of several hosts;
-                demo (with demo_folders: its private folders; half_blocks: an image on the terminal)
+                demo (with demo_folders: its private folders)
 inspection      store, streams, trace; clients: their clients of the running system;
                 tables/: what `status` shows of the registry
 the machine     doctor

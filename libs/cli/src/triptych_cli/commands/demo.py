@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+from PIL import Image
+from rich.color import Color
 from rich.markup import escape
+from rich.style import Style
+from rich.text import Text
 
 from triptych_cli.commands.demo_folders import private_layout, sweep
-from triptych_cli.commands.half_blocks import half_blocks
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CHECKOUT, caller_environment
@@ -30,6 +33,7 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
+UPPER_HALF = "▀"
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
 ENCODE_SPAN = "encoder.encode"
@@ -42,6 +46,21 @@ INTERRUPTED = 130
 UNWANTED = frozenset(
     {"TRIPTYCH_OTLP_ENDPOINT", "TRIPTYCH_API_KEYS", "TRIPTYCH_API_KEYS_FILE", "TRIPTYCH_CONFIG"}
 )
+
+
+def half_blocks(file: Path, height: int = 16, max_width: int = 100) -> Text:
+    """The image in `file`, `height` pixels high (half as many lines), in colours of its own."""
+    with Image.open(file) as image:
+        width = max(1, min(max_width, round(image.width * height / image.height)))
+        pixels = image.convert("RGB").resize((width, height - height % 2)).tobytes()
+    colours = [Color.from_rgb(*pixels[at : at + 3]) for at in range(0, len(pixels), 3)]
+    rows = [colours[at : at + width] for at in range(0, len(colours), width)]
+    text = Text()
+    for upper_row, lower_row in zip(rows[::2], rows[1::2], strict=True):
+        for upper, lower in zip(upper_row, lower_row, strict=True):
+            text.append(UPPER_HALF, Style(color=upper, bgcolor=lower))
+        text.append("\n")
+    return text
 
 
 @dataclass(frozen=True)

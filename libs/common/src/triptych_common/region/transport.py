@@ -4,7 +4,7 @@
     consumer   open(descriptor, on_release)    a tensor on the consumer's device; `on_release` when the pin
                                                may end: nothing reads the shared bytes any more
 
-Others: `region.cuda.transports`, and the connector's `redis_transport`.
+Others: `region.cuda.transports`, and the connector's `worker.transports`.
 """
 
 from collections.abc import Callable

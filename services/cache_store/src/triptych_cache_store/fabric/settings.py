@@ -12,7 +12,7 @@ from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 
 class FabricSettings(ServiceSettings, MetricsSettings):
-    """Settings of the fabric agent, which does not start with neither a key nor certificates."""
+    """Settings of the fabric agent; without a key and without certificates it does not start."""
 
     config_section = "fabric"
 
@@ -43,7 +43,7 @@ class FabricSettings(ServiceSettings, MetricsSettings):
     """Seconds after which a peer that is silent, or cannot be reached, counts as unreachable."""
 
     def model_post_init(self, context: Any) -> None:
-        """Refuses an address that others cannot call."""
+        """Refuse an address that other hosts cannot connect to."""
         super().model_post_init(context)
         if len(set(self.fabric_transports)) < len(self.fabric_transports):
             raise ValueError("fabric_transports names one twice")
@@ -52,7 +52,7 @@ class FabricSettings(ServiceSettings, MetricsSettings):
 
     @property
     def listens(self) -> bool:
-        """Else other agents come through Redis alone."""
+        """True if a TCP port is opened; otherwise other agents connect through Redis only."""
         return self.fabric_transports != (FabricTransport.REDIS,)
 
     @property
@@ -60,7 +60,7 @@ class FabricSettings(ServiceSettings, MetricsSettings):
         return self.fabric_advertise_host or self.fabric_listen_host
 
     def credentials(self) -> Credentials:
-        """Raises FabricKeyError."""
+        """Load the credentials; raises FabricKeyError if they are unusable."""
         credentials = load_credentials(
             self.fabric_key_file, self.fabric_tls_cert_file, self.fabric_tls_key_file, self.fabric_tls_ca_file
         )
