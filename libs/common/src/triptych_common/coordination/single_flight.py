@@ -67,7 +67,7 @@ class ClaimResult(StrEnum):
 
 
 class Backlog(NamedTuple):
-    """Jobs that wait on a stream."""
+    """Jobs that wait on one store's stream."""
 
     num_jobs: int
     oldest_s: float  # that the oldest of those that no encoder took has waited

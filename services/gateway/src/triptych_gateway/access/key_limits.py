@@ -33,7 +33,7 @@ _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])  # of a bo
 
 
 class KeyLimits(BaseModel):
-    """Limits of one API key."""
+    """Limits of one API key; None is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class KeyLimits(BaseModel):
 
     @property
     def rates(self) -> dict[str, int]:
-        """Limits per minute, by rate."""
+        """Limits per minute that are set, by rate."""
         limits = {
             REQUESTS: self.requests_per_minute,
             TOKENS: self.tokens_per_minute,

@@ -33,7 +33,7 @@ class PriorResponse:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as it arrived."""
+    """One request as it arrived: its caller, times, headers and span."""
 
     request_id: RequestId
     caller: Caller

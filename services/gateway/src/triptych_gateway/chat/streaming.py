@@ -40,7 +40,7 @@ class ClientStream:
         self._send = wrap(self._send)
 
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
-        """Begin a good answer (200)."""
+        """Begin a good answer (status 200)."""
         both = {**self._headers, **headers}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True

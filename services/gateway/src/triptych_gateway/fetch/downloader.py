@@ -50,7 +50,7 @@ class DownloadProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """Downloader of one gateway."""
+    """Downloader of one gateway, for one attempt at a time per URL."""
 
     rules: UrlRules
     client: ClientSession

@@ -100,7 +100,7 @@ class EncodeStores:
         self._reads[namespace_digest] = _Read(backlogs, num_own, now)
 
     def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
-        """Learn from an item's sizes."""
+        """Learn the rows of an item from its metadata."""
         self.rows.observe(metadata)
 
     def choose(

@@ -31,7 +31,7 @@ class ItemPlace:
         return entry_hashes(self.mm_hash, self.pieces)
 
     def entry_bytes(self) -> tuple[int, ...]:
-        """Bytes of each entry."""
+        """Bytes of each of the item's entries."""
         if not self.pieces:
             return (self.num_bytes,)
         return tuple(self.num_bytes * rows // self.num_embeds for rows in self.pieces)

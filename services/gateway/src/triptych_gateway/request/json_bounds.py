@@ -38,7 +38,7 @@ _STRING, _EMPTY, _OPEN, _CLOSE = (_TOKEN.groupindex[name] for name in ("string",
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """Bounds of one body."""
+    """Bounds on the JSON text of one body."""
 
     max_prompt_bytes: int = 4 << 20
     max_values: int = 50_000

@@ -56,7 +56,7 @@ class TakenItem:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes held in memory."""
+        """Bytes that the item holds in memory."""
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
 
     def read_content(self) -> bytes:

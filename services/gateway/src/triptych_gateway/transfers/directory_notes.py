@@ -69,7 +69,7 @@ class DirectoryNotes:
             self._has_notes.set()
 
     async def run(self) -> None:
-        """Write notes for ever."""
+        """Write notes to the directory, for ever."""
         while True:
             await self._has_notes.wait()
             added, removed = _take(self._to_add), _take(self._to_remove)

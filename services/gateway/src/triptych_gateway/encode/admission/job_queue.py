@@ -29,7 +29,7 @@ class _Read:
 
 
 class JobQueue:
-    """Refuses what would wait too long, by what waits here and the age of the stream's oldest job.
+    """Queue that refuses orders that would wait too long, by its length and the stream's oldest job.
 
     Each namespace has bounds of its own: its encoders take no others' jobs.
     """
@@ -44,7 +44,7 @@ class JobQueue:
         return now - self._reads.get(namespace_digest, _Read()).at >= READ_INTERVAL_S
 
     def note_backlog(self, namespace_digest: str, backlog: Backlog, now: float) -> None:
-        """It was read."""
+        """Record a backlog that was read."""
         self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
     def is_full(self, flow: str, num_held: Mapping[str, int], num_new: int = 1) -> bool:

@@ -44,7 +44,7 @@ class FetchUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """URL rules of one gateway."""
+    """Rules of one gateway for URLs of media."""
 
     ports: frozenset[int]
     hosts: HostRules

@@ -95,7 +95,7 @@ def _object(value: Any) -> Fields:
 
 
 class _GrammarCheck:
-    """Counts of one field."""
+    """Counts of one field's grammar, checked as it is read."""
 
     def __init__(self, path: str, bounds: GrammarBounds) -> None:
         self._path, self._bounds = path, bounds
@@ -147,7 +147,7 @@ class _GrammarCheck:
         return self._check_repeats(repeats * max(int(min(most, 1 << 32)), 1))
 
     def read_choice(self, choice: Any) -> None:
-        """Read a list of texts."""
+        """Read a list of texts to choose from."""
         if isinstance(choice, list):
             self._add_alternatives(len(choice))
             self._add_chars(sum(len(each) + 2 for each in choice if isinstance(each, str)))

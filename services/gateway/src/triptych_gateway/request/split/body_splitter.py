@@ -67,7 +67,7 @@ class BodySplitter:
 
     @property
     def num_held(self) -> int:
-        """Number of bytes held now."""
+        """Number of bytes held in memory now."""
         return len(self._text) + self._num_media_bytes + self._decoder.num_held
 
     def feed(self, piece: bytes) -> None:

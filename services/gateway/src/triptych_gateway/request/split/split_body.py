@@ -28,7 +28,7 @@ class BodyMedia:
 
     @property
     def text(self) -> str:
-        """JSON string in its place."""
+        """JSON string in the place of the media."""
         return self.head + self.marker
 
     @property

@@ -11,7 +11,7 @@ MAX_EXPLANATION = 400
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """Decision of one choice."""
+    """Chosen instance, runner-up and reason of one choice."""
 
     stage: str
     chosen: ScoredCandidate
