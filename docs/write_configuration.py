@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference/configuration.md from the settings classes.
+"""Write the tables of docs/reference/configuration.md: names, defaults, types and meanings of all settings.
 
     python docs/write_configuration.py
 

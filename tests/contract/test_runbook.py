@@ -1,4 +1,4 @@
-"""docs/operations/runbook.md lists exactly the error codes that the gateway can answer, with their statuses."""
+"""docs/operations/runbook.md lists exactly the error codes that the gateway can answer, and their status."""
 
 import ast
 import re
