@@ -45,7 +45,7 @@ log = get_logger(__name__)
 KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 READ_AHEAD_BYTES = 64 << 10
 MAX_HEADER_BYTES = 16 << 10  # of an answer, for each line
-# What sending a request and reading its answer may raise; the last two where the URL is none.
+# Errors of sending a request and reading its answer; the last two for an invalid URL.
 UPSTREAM_ERRORS = (ClientError, HttpProcessingError, OSError, ValueError)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _CLOSED_BY_PEER = frozenset({errno.ECONNRESET, errno.EPIPE})

@@ -40,8 +40,8 @@ from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
-FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
-MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
+FINISHED_S = 10.0  # for a result to reach its gateways before it counts as lost
+MAX_SENDS = 4  # of one job: if it vanishes again and again, something refuses it
 
 ClaimMode = Literal["new", "retry", "check"]
 
@@ -70,7 +70,7 @@ class Backlog(NamedTuple):
     """Jobs that wait on one store's stream."""
 
     num_jobs: int
-    oldest_s: float  # that the oldest of those that no encoder took has waited
+    oldest_s: float  # wait of the oldest job that no encoder took
 
 
 Backlogs = Mapping[str, Backlog]
@@ -90,7 +90,7 @@ class FlightClaim:
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
-    backlogs: Backlogs | None = None  # of an owner that asked for them
+    backlogs: Backlogs | None = None  # for an owner that asked for them
 
 
 class StartResult(StrEnum):

@@ -120,13 +120,13 @@ def _map(fd: int, path: Path) -> mmap.mmap:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         raise CoreBoardError(f"{path} is not a file of this user")
     if found.st_size == 0:
-        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill who writes
+        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill a writer
     elif found.st_size != _BOARD_BYTES:
         raise CoreBoardError(f"{path} is of another version")
     memory = mmap.mmap(fd, _BOARD_BYTES)
     header = _HEADER.unpack_from(memory)
     if header == (b"\0" * 8, 0):
-        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # who else comes now writes the same
+        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # any process that opens it now writes the same
     elif header != (_MAGIC, _VERSION):
         memory.close()
         raise CoreBoardError(f"{path} is of another version")

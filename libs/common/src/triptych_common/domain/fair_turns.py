@@ -26,8 +26,8 @@ MAX_WAIT_TURNS = MAX_PASSED + len(LEVELS) - 1
 _KEPT_FLOWS = 256  # ends of idle flows are forgotten beyond that many
 
 
-MIN_COST = 0.25  # of the smallest image: each item is some work
-COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # where no header tells the size
+MIN_COST = 0.25  # cost of the smallest image: each item is some work
+COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # for items whose header has no size
 
 
 def turn_cost(modality: Modality, image: ImageProperties | None) -> float:

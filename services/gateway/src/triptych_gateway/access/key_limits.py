@@ -102,7 +102,7 @@ class RequestDemand:
     body: dict[str, Any]  # as sent, parsed
     num_prompt_bytes: int  # of the body without its media
     num_media_bytes: int  # of the media that the body holds
-    takes_stream_options: bool = True  # as completions do; other endpoints' streams tell their usage unasked
+    takes_stream_options: bool = True  # as in completions; other streams report their usage unasked
 
     @property
     def num_tokens(self) -> int:

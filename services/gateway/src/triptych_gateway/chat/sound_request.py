@@ -30,8 +30,8 @@ COUNT_FIELD = "max_completion_tokens"
 class SoundRequest:
     """Valid request with audio in a form."""
 
-    body: dict[str, Any]  # what is read of its fields
-    form: bytes  # what is sent
+    body: dict[str, Any]  # fields that the gateway reads
+    form: bytes  # form to send
     content_type: str
     model: str  # "": the caller names none
     stream: bool

@@ -50,8 +50,8 @@ from triptych_gateway.routing.ways import WayReason
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
 BROKE_OFF = "broke_off"  # while it had the request
-PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
-KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes of who decodes
+PREFIX_NOT_HELD = "prefix_not_held"  # from the decode instance: an item would have to be computed
+KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes from the decode instance
 ITEM_FAILURE_GRACE_S = 0.1
 
 
@@ -69,7 +69,7 @@ class StageFailedError(TriptychError):
         """Store the failure; `error` is for the caller if no other instance does better."""
         super().__init__(detail)
         self.record, self.stage, self.reason, self.error = record, stage, reason, error
-        self.handover: dict[str, Any] | None = None  # where a KV cache is that it has not taken
+        self.handover: dict[str, Any] | None = None  # place of a KV cache that it has not taken
 
 
 @dataclass(frozen=True, slots=True)

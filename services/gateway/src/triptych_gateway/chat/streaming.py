@@ -17,7 +17,7 @@ from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 log = get_logger(__name__)
 
-PIECE_BYTES = 64 << 10  # of a whole answer: what may lie in a connection's buffer that nobody reads
+PIECE_BYTES = 64 << 10  # of a whole answer: bound on the unread bytes in a connection's buffer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

@@ -33,7 +33,7 @@ TOO_LONG_PHRASES = (
     "exceeds the max_model_len",
 )
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
-# vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
+# vLLM's Messages API cannot read an error in its own chat stream, and reports that with the error's end.
 _HIDDEN_START, _HIDDEN_CODE, _HIDDEN_END = "input_value={'error': {", "'code': 4", "}}, input_type="
 MAX_ERROR_BYTES = 64 << 10
 MAX_MESSAGE_CHARS = 2000  # of an error's text, cut before anything looks at it

@@ -66,7 +66,7 @@ class _Again:
 
     is_urgent: bool  # the last time
     request: str | None  # the last that was given
-    place: OrderPlace | None  # likewise
+    place: OrderPlace | None  # place of its new order, if it has one
 
 
 class ItemQueue:
@@ -80,15 +80,15 @@ class ItemQueue:
 
     def __init__(self, window: JobWindow) -> None:
         self._window = window
-        self._requests: OrderedDict[str, _Request] = OrderedDict()  # whose turn is next comes first
+        self._requests: OrderedDict[str, _Request] = OrderedDict()  # the next turn comes first
         self._request_of: dict[MmHash, str] = {}  # of new orders, until their step has ended
         # By namespace; the one that had a turn last comes last.
         self._turns: OrderedDict[str, FairTurns] = OrderedDict()
         self._others: OrderedDict[MmHash, None] = OrderedDict()
-        self._unchecked: set[MmHash] = set()  # what Redis knows of them may have changed
+        self._unchecked: set[MmHash] = set()  # items whose state in Redis may have changed
         self._busy: set[MmHash] = set()  # a step is under way
         self._again: dict[MmHash, _Again] = {}
-        self._round: set[MmHash] = set()  # that the last round of checks has not reached yet
+        self._round: set[MmHash] = set()  # items that the last round of checks has not reached yet
         self._changed = asyncio.Event()
         self._held_back = asyncio.Event()
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.routing.encode_capacity import Capacity
 
-SLOTS_OF_NONE = 8  # where no encoder is registered: what waits for one that comes
+SLOTS_OF_NONE = 8  # without a registered encoder: jobs for one that may come
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Job:
     namespace_digest: str
     flow: str
     is_published: bool = False
-    store: str | None = None  # whose encoders it was published for
+    store: str | None = None  # store whose encoders it was published for
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from triptych_gateway.routing.registry_view import RegistryView
 READ_INTERVAL_S = 1.0
 READ_LIMIT_S = 1.0  # a scrape does not wait for a slow Redis
 MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
-MAX_STREAMS = 256  # likewise, of jobs
+MAX_STREAMS = 256  # streams of jobs that are read
 
 JobStream = tuple[str, str]  # namespace digest, store
 
@@ -39,7 +39,7 @@ class StreamLags:
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
         self.jobs: dict[JobStream, GroupLag] = {}  # as last read; empty while Redis does not answer
-        self.oldest_job_s: dict[JobStream, float] = {}  # likewise: seconds that it is old
+        self.oldest_job_s: dict[JobStream, float] = {}  # age of the oldest job, in seconds
 
     async def measure(self) -> None:
         """Read the streams, unless that was done just now. Never raises for Redis."""

@@ -18,8 +18,8 @@ from triptych_gateway.locality.job_place import JobPlace, PlaceReason, choose_pl
 from triptych_gateway.locality.row_estimates import RowEstimates
 from triptych_gateway.routing.router import ENCODING_ROLES
 
-FIRST_ROW_S = 2e-4  # of an encoder, until one of the namespace says how fast it is
-READ_HOLDS_S = 5.0  # what was read of a stream
+FIRST_ROW_S = 2e-4  # an encoder's, until one of the namespace announces its speed
+READ_HOLDS_S = 5.0  # a reading of the streams counts for this long
 MAX_NAMESPACES = 64
 
 TransferSeconds = Callable[[str, str, int], float | None]

@@ -47,7 +47,7 @@ class ItemPlaces:
         """Store the check for several registered stores."""
         self._are_apart = are_apart
         self._known: LRUCache[MmHash, ItemPlace] = LRUCache(MAX_KNOWN)
-        self._changed: dict[MmHash, None] = {}  # bounded by what is known
+        self._changed: dict[MmHash, None] = {}  # bounded by `_known`
         self._has_changed = asyncio.Event()
 
     def find(self, mm_hash: MmHash) -> ItemPlace | None:

@@ -187,7 +187,7 @@ class RequestParser:
         try:
             return self._parse(body.text, endpoint, body)
         except RequestError:
-            return None  # reading it whole finds the same fault, and tells it in terms of what was sent
+            return None  # reading it whole finds the same fault, with the caller's own terms
 
     def _parse(self, raw: bytearray, endpoint: Endpoint, split: SplitBody | None = None) -> ChatRequest:
         return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split, endpoint)

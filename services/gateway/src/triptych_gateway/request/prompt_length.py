@@ -42,7 +42,7 @@ TOKENIZE = {
     ),
     ChatForm.MESSAGES: (COUNT_TOKENS.path, tuple({**COUNT_TOKENS.passed_fields, "model": None})),
 }
-# Text beyond so many characters per token of the limit is not counted: what comes before is too much already.
+# Longer text per token of the limit is not counted: its beginning is too much already.
 CHARS_PER_TOKEN = 64
 MAX_HEAD_BYTES = 512  # of the answer: the count stands before the tokens
 _COUNT = re.compile(rb'"(?:count|input_tokens)" *: *(\d+)')

@@ -99,7 +99,7 @@ def check_beside_media(fields: Fields) -> None:
     Raises:
         RequestError: 400.
     """
-    if fields.get("background"):  # what encoders and prefill_decode ask for would reach nobody
+    if fields.get("background"):  # nothing would pass on the requests of encoders and prefill_decode
         raise not_beside_media("background")
     if fields.get("truncation") not in (None, "disabled"):  # it would cut placeholders off their items
         raise not_beside_media("truncation")

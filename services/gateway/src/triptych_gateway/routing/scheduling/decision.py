@@ -16,8 +16,8 @@ class RoutingDecision:
     stage: str
     chosen: ScoredCandidate
     runner_up: ScoredCandidate | None  # the best of the others that no filter left out
-    reason: str  # the scorer that speaks most for the chosen one against the runner-up, or one of the above
-    prefix_share: float | None = None  # that the chosen one was sent before; None: nobody looked
+    reason: str  # scorer with the largest gain over the runner-up, or one of the above
+    prefix_share: float | None = None  # share of the prompt sent before; None: not computed
 
     @property
     def record(self) -> InstanceRecord:
