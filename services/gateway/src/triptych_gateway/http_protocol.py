@@ -263,7 +263,7 @@ def bounded_protocol(
     """Return the protocol class with these bounds, for one uvicorn listener.
 
     Args:
-        answer_timeout_s: how long a client may take nothing of its answer.
+        answer_timeout_s: seconds for which a client may read nothing of its answer.
         max_idle: connections without a request; None: any number.
     """
 

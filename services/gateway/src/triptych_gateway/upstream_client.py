@@ -1,10 +1,10 @@
 """The HTTP client for prefill_decode: one write per request, connections kept in a table per instance.
 
-No redirects, no cookies, no proxies, no decompression. Of an answer that is not read no more than twice
-`READ_AHEAD_BYTES` are taken in; a connection that is given up is aborted, with whatever it has not sent.
+No redirects, no cookies, no proxies, no decompression. At most twice `READ_AHEAD_BYTES` of an unread answer
+are buffered; a connection that is given up is aborted, with whatever it has not sent.
 
 A connection whose answer is 5xx is not kept: uvicorn closes it a moment later where the application raised.
-A kept connection may be closed by its server just as the next request is written to it. That request is sent
+A kept connection may be closed by its server just as the next request is written to it. The request is sent
 once more, to the same instance on a new connection. If the instance refuses that one, it has ended, perhaps
 because of the request: the first failure is raised.
 """
@@ -74,11 +74,12 @@ _sending: ContextVar[_Sending | None] = ContextVar("sending", default=None)  # o
 
 
 def new_client(connect_timeout_s: float, write_timeout_s: float) -> ClientSession:
-    """One per gateway. `RequestLimiter` bounds the connections; deadlines bound the first chunk.
+    """Return the client of one gateway. `RequestLimiter` bounds the connections; deadlines bound the first
+    chunk.
 
     Args:
-        connect_timeout_s: for the name and the connection.
-        write_timeout_s: an instance that takes nothing of a request for so long is given up.
+        connect_timeout_s: seconds to look up the name and to connect.
+        write_timeout_s: seconds after which an instance that reads nothing of a request is given up.
     """
     return ClientSession(
         connector=_Connector(write_timeout_s),

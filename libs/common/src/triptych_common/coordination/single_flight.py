@@ -129,14 +129,14 @@ class SingleFlight:
         """Join `requesters` to the flight, or become its owner if there is none.
 
         Args:
-            namespace_digest: that `mm_hash` was made with; its encoders get the job.
+            namespace_digest: namespace of `mm_hash`; its encoders get the job.
             mode: `new`: ordered for the first time; `retry`: its failure was received; `check`: is it
                 still on its way?
-            job_id: of the job to publish, unless one is in flight.
-            attempt: of that job, unless Redis knows better.
+            job_id: id of the job to publish, unless one is in flight.
+            attempt: attempt number of that job, unless Redis has another.
             ttl_s: seconds until none of these waits any more.
             stores: to whose encoders the job may go.
-            has_encoders: each of them has some, so a job that waits for another's encoders is claimed anew.
+            has_encoders: each of them has some, so a job that waits for another's encoders is claimed again.
             with_backlog: an owner gets the backlogs of `stores` too, before it publishes.
         """
         reply = await self._run(

@@ -6,7 +6,7 @@
 
 No lock is taken to read or write: words that do not belong together make the choice of cores for one step
 unfit, and nothing else. The slot itself is held by a kernel lock of the "open file description" kind, which
-ends with its process, whatever kills it, and works between containers; a slot without it is nobody's.
+ends with its process, whatever kills it, and works between containers; a slot without it is free.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class CoreBoard:
         """Open the file, making it if needed, and take a free slot; `own` are the engine's cores.
 
         Raises:
-            CoreBoardError: as its docstring says.
+            CoreBoardError: the class describes the causes.
         """
         if any(not 0 <= core < MAX_CORES for core in own):
             raise CoreBoardError(f"cores above {MAX_CORES - 1} cannot be shared")

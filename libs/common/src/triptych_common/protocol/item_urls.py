@@ -40,7 +40,7 @@ def parse_item_url(url: str) -> ItemUrl | None:
     """Parse an item URL; None for any other URL.
 
     Raises:
-        ValueError: it is of this scheme, and says nothing.
+        ValueError: it is of this scheme and malformed.
     """
     if not url.startswith(SCHEME):
         return None

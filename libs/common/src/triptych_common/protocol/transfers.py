@@ -1,7 +1,7 @@
-"""Messages about entries that go from one host's store to another's. docs/design/fabric.md says how.
+"""Messages about entries that go from one host's store to another's. docs/design/fabric.md describes it.
 
 A gateway orders a transfer from the fabric agent beside the store that has the entries, or will have them;
-that agent pushes them, and tells the gateways what came of it. Bytes of tensors do not travel here.
+that agent pushes them and reports the result to the gateways. Bytes of tensors do not travel here.
 """
 
 from enum import StrEnum

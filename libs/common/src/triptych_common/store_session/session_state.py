@@ -1,7 +1,7 @@
 """Requests, replies and pushes of one session, matched across connections. Pure: no socket, no clock.
 
 Shared by the thread-based and the asyncio session, generic in what stands for a pending reply
-(`concurrent.futures.Future`, `asyncio.Future`). How a session survives a restart: `resumption`.
+(`concurrent.futures.Future`, `asyncio.Future`). `resumption` describes how a session survives a restart.
 """
 
 import itertools

@@ -51,7 +51,7 @@ class ApiKeys:
 
         Args:
             authorization: the header of this name.
-            plain_key: of another header, where clients show it so; read if there is no bearer token.
+            plain_key: key of another header, read if there is no bearer token.
 
         Raises:
             RequestError: 401.

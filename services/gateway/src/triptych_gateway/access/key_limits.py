@@ -70,7 +70,7 @@ class KeyLimits(BaseModel):
         """Return `body` with the key's priority, or the lower one that it asks for.
 
         Raises:
-            RequestError: 400, what it asks for is no priority.
+            RequestError: 400, the requested priority is invalid.
         """
         if self.priority is None:
             return body

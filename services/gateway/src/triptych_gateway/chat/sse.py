@@ -16,7 +16,7 @@ from triptych_gateway.endpoints.endpoint import ChatForm
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
-_ERROR = b'"error"'  # in text its quotes would be escaped
+_ERROR = b'"error"'  # this and the patterns below match no text, where quotes are escaped
 _ROLE = b'"role"'  # vLLM's first event of each choice, without a token
 _DONE_EVENT = DONE + _END
 _USAGE = b'"choices":[]'  # the event with the usage alone

@@ -6,8 +6,8 @@
 Nothing has been sent to the client until then, so whatever fails can begin again elsewhere
 (`StageFailedError`), from the prefill on: a KV cache is handed over once. Only one that a draining instance
 did not take is offered to another. While a request decodes, nothing of it is left at the instance that has
-prefilled: the one that decodes has read its KV cache, or told it to drop it. If the caller leaves between
-both, the KV cache is kept until its lease ends.
+prefilled: the decode instance has read its KV cache, or had it dropped. If the caller leaves between both,
+the KV cache is kept until its lease ends.
 
 The first event of an instance that decodes is a token's: its host holds answers back until its engine has put
 something out (`triptych_prefill_decode.kv_errors`).

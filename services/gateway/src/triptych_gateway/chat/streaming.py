@@ -87,7 +87,7 @@ async def relay_stream(
     """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Args:
-        timeout_s: for each chunk, to come, and to be taken by the client.
+        timeout_s: seconds for each chunk to arrive, and for the client to read it.
         times: records when tokens pass.
         facts: gets the events that pass, unless None.
 

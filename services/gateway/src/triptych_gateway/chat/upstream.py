@@ -86,7 +86,7 @@ class Answer:
         """Return further whole events; b"" at the end, which may be too early (`is_done`).
 
         Raises:
-            UPSTREAM_ERRORS: the connection broke off, or what came is no HTTP.
+            UPSTREAM_ERRORS: the connection broke off, or the answer is no HTTP.
         """
         return await _next_events(self._response, self._cutter)
 

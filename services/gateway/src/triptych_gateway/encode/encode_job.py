@@ -69,8 +69,8 @@ def place_of(
 ) -> tuple[RequestId, OrderPlace] | tuple[None, None]:
     """Return the best place in `queue` for an order of the item, among the requests that wait for it.
 
-    That is the highest class; in it the lane in which it starts earliest; in it the nearest deadline. So one
-    whose flow has little to do does not wait for all that another has ordered before.
+    That is the highest class; in it the lane in which it starts earliest; in it the nearest deadline. So an
+    order of a flow with little to do does not wait for all earlier orders of another flow.
     """
     if not media_waits:
         return None, None

@@ -351,8 +351,8 @@ class ItemQueue:
         """Return the orders that go before the last of `num_orders` of a request that arrives now.
 
         The orders of its lane that are due earlier. Each other flow of its class has as many turns as these
-        and its own together; a higher class `MAX_PASSED` times as many at most. What a lower class gets in
-        between is left out.
+        and its own together; a higher class `MAX_PASSED` times as many at most. Turns of lower classes in
+        between are left out.
         """
         held: dict[Lane, list[int]] = {}  # orders of each request
         num_before, num_requests = 0, 0

@@ -10,8 +10,8 @@
                 SEALED --order (prefill_decode sent EncodeNeeded: evicted)--> SIZED
 
 SIZED without a job: the sizes come from a cache, nothing was asked of an encoder. One job at a time
-per item; any number of requests wait for it. Which job that is, this gateway's own or another's, is known
-once the flight is claimed (`apply_claim`). A record lives while a request waits.
+per item; any number of requests wait for it. The claim of the flight (`apply_claim`) decides whether it is
+this gateway's job or another's. A record lives while a request waits.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """EncodeStores: the stores whose encoders take a namespace's jobs, and how long a job waits at each.
 
 A job waits for those before it on the stream: all gateways' jobs, as they were last read with a claim, and
-what this gateway has published or seen end since. The encoders of a store work on them at once, each as fast
-as it says in the registry.
+what this gateway has published or seen end since. The encoders of a store work on them at once, each at the
+speed that it announces in the registry.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -70,7 +70,7 @@ class PlaceholderGuard:
         """Search texts that vLLM makes from a body's for `model`, each with its path.
 
         Raises:
-            RequestError: likewise.
+            RequestError: as `check_texts`.
         """
         tokens = self.tokens_of(model)
         for path, text in texts:

@@ -1,7 +1,7 @@
 """Gate for a request's options of the model's processor and the media reader.
 
-vLLM has the same one, in front of its renderer: an option changes what an image costs and what the vision
-tower is given. Here, as there, all are refused unless the operator lists them; then with bounds.
+vLLM has the same one, in front of its renderer: an option changes an image's cost and the vision tower's
+input. Here, as there, all are refused unless the operator lists them; then with bounds.
 """
 
 from collections.abc import Mapping

@@ -161,7 +161,7 @@ class RecentRequest:
 
 
 class Listener:
-    """Listener for changes of the requests that its owner may see. For one task."""
+    """Listener for changes of the requests that its owner may see. Used by one task."""
 
     def __init__(self, owner: str | None) -> None:
         """Listen for requests of `owner`, or of every API key with None."""

@@ -59,8 +59,8 @@ class Transfer:
     num_attempts: int = 0  # orders since it was last held
     is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory has
     is_looked_up: bool = False  # the directory was read again since the last order
-    num_encodes: int = 0  # encodes ordered because no transfer succeeded
-    tried: set[str] = field(default_factory=set)  # sources that were tried
+    num_encodes: int = 0  # since it was last held, because no transfer succeeded
+    tried: set[str] = field(default_factory=set)  # sources, since it was last held
     ordered_at: float = 0.0  # monotonic seconds
     due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
     num_extensions: int = 0  # of `due_at`, since the last order

@@ -2,7 +2,7 @@
 
 work    an item's seconds of an encoder: the median of the latest encodes of its size, or of the nearest size
         that is known. Nothing is predicted where none is, as at first, or only sizes `MAX_SCALE` times
-        smaller: processors shrink large images, so pixels say little of what these take
+        smaller: processors shrink large images, so pixels predict their time badly
 pace    seconds that pass for one second of work, times the encoders: measured while at least `MIN_BUSY` items
         of each encoder are outstanding, `FIRST_PACE` before. It holds what preprocessing, a full store, other
         programs and the jobs of other gateways cost

@@ -1,10 +1,9 @@
 """Limits of each namespace's orders: a new one is refused while too many wait, or one waits too long.
 
-Pure. What waits on the stream comes with the claim of a flight (`SingleFlight.claim_flight`), where it is
-asked for, and is read while orders wait at this gateway. A flow has to answer for its own
-orders that wait here: none is refused because another flow asks for too much. How many jobs may be on the
-stream is no reason to refuse one: `JobWindow` lets orders wait. Only where no encoder takes any job, all
-flows are refused.
+Pure. The stream's backlog comes with the claim of a flight (`SingleFlight.claim_flight`), if requested, and
+is read while orders wait at this gateway. A flow has to answer for its own orders that wait here: none is
+refused because another flow asks for too much. The bound on the stream's jobs refuses none: `JobWindow` lets
+orders wait. Only where no encoder takes any job, all flows are refused.
 """
 
 from collections.abc import Mapping

@@ -5,14 +5,14 @@
       +----short: any other text---------'  `--something else--> WHOLE <--fault, or the end--'  |
       `-------------------------its closing quote-----------------------------------------------'
 
-TEXT    what comes is JSON text. Also HEAD, but the string's bytes are still to be judged
-MEDIA   what comes up to the next quote is decoded, and not kept as text
+TEXT    bytes are JSON text. Also HEAD, but the string's bytes are still to be judged
+MEDIA   bytes up to the next quote are decoded, and not kept as text
 WHOLE   something came that is read otherwise, or not at all: everything from here on is text. The body
         is put back and read whole, so whatever is wrong with it is found as it always was
 
 A string is media here if it is for `json_bounds`, and its base64 begins within `MAX_HEAD_BYTES`: it has
-`json_bounds.MIN_MEDIA_BYTES` at least, and is a data URL, or the value of a key `data`. Whether it stands
-where media may stand is known when the body has been parsed; if not, the body is put back as well.
+`json_bounds.MIN_MEDIA_BYTES` at least, and is a data URL, or the value of a key `data`. Parsing the body
+shows whether media may stand there; if not, the body is put back as well.
 """
 
 import re
