@@ -117,7 +117,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_unread += len(body)
             if self._num_unread > MAX_UNREAD_BYTES:
                 self.refusals.info(
-                    "connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES
+                    "connection closed: the body continues after its answer", limit=MAX_UNREAD_BYTES
                 )
                 self.transport.close()
                 return
@@ -253,7 +253,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
-            self.refusals.info("connection closed: nothing complete came in time", place=self._place.name)
+            self.refusals.info("connection closed: no complete request in time", place=self._place.name)
             self.transport.close()
 
 

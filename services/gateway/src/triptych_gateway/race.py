@@ -163,4 +163,4 @@ class CutOff:
             self._guards.discard(guard)
 
     def _error(self) -> RequestError:
-        return unavailable("draining", "this gateway is going away; send the request again")
+        return unavailable("draining", "this gateway is shutting down; send the request again")

@@ -39,7 +39,7 @@ class ApiKeys:
         """
         for entry in entries:
             if entry.sha256 in self._plain:
-                raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
+                raise TriptychError(f"the API key {entry.name} is in both api_keys and api_keys_file")
         named = {
             entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits, is_operator=entry.operator)
             for entry in entries

@@ -105,7 +105,7 @@ def _parse_hosts(header: str, value: str) -> frozenset[str]:
     for each in hosts[: MAX_HOSTS + 1]:
         host, _, port = each.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or len(port) > 5:
-            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is no host:port", header)
+            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is not host:port", header)
         found.add(join_host(host.removeprefix("[").removesuffix("]"), int(port)))
     if not 0 < len(hosts) <= MAX_HOSTS:
         message = f"{header} must name 1 to {MAX_HOSTS} instances"

@@ -137,7 +137,7 @@ class Stages:
         if dispatch.media_wait is not None:
             dispatch.media_wait.on_prefilled(record.instance)
         if handover is None:
-            error = unavailable("handover_failed", "the instance that prefilled keeps no KV cache")
+            error = unavailable("handover_failed", "the prefill instance keeps no KV cache")
             raise StageFailedError(record, ServingStage.PREFILL, "no_handover", error.message, error)
         return handover
 
@@ -236,7 +236,7 @@ async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError as error:
-        raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+        raise RequestError(504, "deadline_exceeded", "no token arrived in time") from error
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
@@ -248,7 +248,7 @@ async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
     if dispatch.media_wait is None or error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return
     if time.monotonic() >= dispatch.media_wait.deadline:
-        raise unavailable("deadline_exceeded", "the media were not there in time") from error
+        raise unavailable("deadline_exceeded", "the media were not encoded in time") from error
     try:
         async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
             await dispatch.media_wait.wait_failure()

@@ -241,7 +241,7 @@ class EncodeOrders:
         mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
         item = self.table.get(mm_hash)
         if media_wait is None or item is None or media_wait.request_id not in item.request_ids:
-            log.info("encode needed by a request that has ended", request_id=message.request_id)
+            log.info("encode needed: its request has ended", request_id=message.request_id)
             return
         media_wait.need_again(mm_hash)
         if not item.in_flight:

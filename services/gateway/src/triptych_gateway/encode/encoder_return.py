@@ -45,7 +45,7 @@ class EncoderReturn:
             async with asyncio.timeout(READ_LIMIT_S):
                 may_return = await self._registry.had_encoder(namespace_digest)
         except (BusUnavailableError, TimeoutError) as error:
-            log.info("former encoders not known", error=repr(error))
+            log.info("recent encoders of a namespace not read", error=repr(error))
             may_return = True
         self._reads[namespace_digest] = _Read(may_return, time.monotonic())
         return may_return

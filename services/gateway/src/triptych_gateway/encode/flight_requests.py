@@ -119,7 +119,7 @@ class FlightRequests:
                     async with asyncio.timeout(self._limits.publish_timeout_s):
                         backlog = await self.read_backlog(namespace_digest)
                 except (BusUnavailableError, TimeoutError) as error:
-                    log.info("room on the streams of jobs not read", error=repr(error))
+                    log.info("backlog of encode jobs not read", error=repr(error))
                     continue
                 self._queue.note_stream(namespace_digest, backlog.num_jobs)
             await asyncio.sleep(READ_INTERVAL_S)

@@ -103,4 +103,4 @@ class MediaCache:
 
 def media_gone() -> RequestError:
     """Return the 404 for an encoder."""
-    return RequestError(404, "media_gone", "no living request holds this media")
+    return RequestError(404, "media_gone", "no running request holds these media")

@@ -157,7 +157,7 @@ class MediaWait:
         """Fail an item that cannot be brought to the store of the request's prefill_decode."""
         if self.needs(mm_hash):
             path = next(item.part.path for item in self.items if item.mm_hash == mm_hash)
-            message = f"{path} could not be brought to the instance that serves this request"
+            message = f"{path} could not be transferred to the instance that serves this request"
             self._fail(EncodeUnavailableError("transfer_failed", message, path))
 
     def _fail(self, error: RequestError) -> None:
@@ -210,7 +210,7 @@ def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestErr
         return EncodeUnavailableError("deadline_exceeded", f"{path} could not be encoded in time", path)
     if failure.kind is None:
         return EncodeUnavailableError("bus_unavailable", failure.detail, path)
-    message = f"{path} could not be encoded; nothing is known to be wrong with it"
+    message = f"{path} could not be encoded, though it seems valid; try again"
     if failure.kind is FailureKind.DEAD_LETTER:  # it may have ended its encoders: no other engine gets it
         return unavailable("encode_failed", message, path)
     return EncodeUnavailableError("encode_failed", message, path)

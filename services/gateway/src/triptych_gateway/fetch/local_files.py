@@ -54,7 +54,7 @@ class LocalFiles:
         """
         found = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS else None
         if found is None or CONTROL.search(text):
-            raise MalformedUrlError("it is no URL of a file")
+            raise MalformedUrlError("it is not a file URL")
         if found["host"].lower() not in ("", "localhost"):
             raise UrlRefusedError("only files of this host are read")
         path = os.fsdecode(unquote_to_bytes(found["path"]))

@@ -225,7 +225,7 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
             part.url, part.content, part.content_digest = item.head, item.content, item.digest
             num_chars += item.num_chars
     if by_text:
-        raise RequestError(400, "invalid_value", "media stand where no media are read", None)
+        raise RequestError(400, "invalid_value", "the body has media in a place where none are read", None)
     return num_chars
 
 

@@ -49,6 +49,6 @@ def check_media(part: MediaPart, content: bytes, limits: MediaLimits) -> ImageHe
         return image
     known = _CONTAINERS[part.modality]
     if container_of(content, known) is None:
-        message = f"{part.path} is no {part.modality} of a known format: {', '.join(known)}"
+        message = f"{part.path} is not {part.modality} of a known format: {', '.join(known)}"
         raise RequestError(400, f"invalid_{part.modality}", message, part.path)
     return None

@@ -145,7 +145,7 @@ def _check_input(value: Any, path: str, max_messages: int, num_lists: int = 0) -
     kinds = {type(each) for each in value}
     if kinds <= {int}:
         if value and min(value) < 0:
-            raise RequestError(400, "invalid_value", f"{path}: a token id is 0 or more", path)
+            raise RequestError(400, "invalid_value", f"{path}: token ids must be 0 or more", path)
     elif kinds <= {str, dict}:
         objects = [(index, each) for index, each in enumerate(value) if isinstance(each, dict)]
         if len(objects) > max_messages:
@@ -191,7 +191,7 @@ def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, l
             raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
         for name, number in numbers:
             if number * num_choices > limits.max_choices:
-                message = f"{name} may ask for {limits.max_choices} choices at most, n of them for each"
+                message = f"{name} may ask for {limits.max_choices} choices at most, n for each input"
                 raise RequestError(400, "invalid_value", message, name)
     # vLLM reads it whatever else it is given, and then sends what describes the bytes in a header.
     if endpoint.kind is EndpointKind.POOL and fields.get("encoding_format") == "bytes":

@@ -102,7 +102,7 @@ class RouteChoice:
         if self.losses.lives:
             raise self.losses.error()
         if self._num_handovers_failed > self._num_failed:
-            raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
+            raise unavailable("handover_failed", "no decode instance took over the KV cache of the prefill")
         if self._error is not None:
             raise self._error
         if self._tried:

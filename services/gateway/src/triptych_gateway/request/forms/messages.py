@@ -90,7 +90,7 @@ def _find_in_result(block: Fields, result_place: Place, role: str) -> Iterator[M
         if inner_type != "image":
             _check_texts(each, inner_type, inner, TEXTS_OF_RESULTS)
         elif role != "user":
-            raise _unsupported(inner, "images in a tool_result are served in a user's message alone")
+            raise _unsupported(inner, "images in a tool_result are served only in a user's message")
         else:
             yield _image_of(each, inner)
 

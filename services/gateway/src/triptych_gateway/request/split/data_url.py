@@ -66,7 +66,7 @@ def decode_base64(text: str, start: int, path: str, modality: Modality, max_byte
     if len(media) > max_bytes:
         raise too_large(path, max_bytes)
     if not media:
-        raise RequestError(400, f"invalid_{modality}", f"{path} holds no data", path)
+        raise RequestError(400, f"invalid_{modality}", f"{path} is empty", path)
     return media
 
 
