@@ -17,5 +17,5 @@ which *requesters* wait. All terms: docs/reference/glossary.md.
 
 To add a transport: its name in `protocol.messages.Transport` and `protocol.store`; the choice in
 `domain.transports`; a writer and a reader by `region.transport`; in the connector `worker.transports` opens
-them, `readable` says what an engine can read, `host.slab_watch` what an instance announces.
+them, `readable` lists what an engine can read, `host.slab_watch` what an instance announces.
 """
