@@ -1,4 +1,4 @@
-"""What large deployments do, by the model: the tables of docs/scaling.md.
+"""What large deployments do, by the model: the tables of docs/operations/scaling.md.
 
 Load is open (Poisson). *Capacity* is the highest rate at which the objectives hold: TTFT p90 and the mean gap
 between tokens p90, of the requests that arrive in 20 s. Over so short a time a queue that grows slowly is

@@ -1,4 +1,4 @@
-"""What every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
+"""Code that every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
 
 Layers, each importing only what stands below it:
 
@@ -14,7 +14,7 @@ An *item* is one image of a request; its tensor (the encoder's output) is one *e
 encoder *reserves* blocks, writes, and *seals*; prefill_decode *pins* a sealed entry, or *watches* one that
 is being written. The *flight* of an item records in Redis which encoder works on it and which *requesters*
 wait. All terms:
-docs/glossary.md.
+docs/reference/glossary.md.
 
 To add a transport: its name in `protocol.messages.Transport` and `protocol.store`; the choice in
 `domain.transports`; a writer and a reader by `region.transport`; in the connector `worker.transports` opens

@@ -104,7 +104,7 @@ def _show_reach(host: str) -> None:
     if host != LOOPBACK:
         out.print(
             f"[yellow]![/] the gateway listens on {host} (TRIPTYCH_HOST): every caller that reaches it is "
-            "served, unless TRIPTYCH_API_KEYS is set (docs/security.md)",
+            "served, unless TRIPTYCH_API_KEYS is set (docs/operations/security.md)",
             soft_wrap=True,
         )
 

@@ -1,4 +1,4 @@
-"""How a consumer of a stream takes entries."""
+"""Settings by which a consumer of a stream takes entries."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ FindPeers = Callable[[], Awaitable[Consumers]]
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """How a consumer takes entries.
+    """Settings by which a consumer takes entries.
 
     Args:
-        prefetch: most entries taken but not acked; 1: one at a time.
+        prefetch: number of entries taken and not acked at most.
         min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
             own; None: neither (streams with one reader).
         max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.

@@ -1,4 +1,4 @@
-"""What one item of media may cost, and which codecs may read it, wherever it is decoded."""
+"""Bounds of one media item's cost, and its allowed codecs, wherever it is decoded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def refused_codec(codecs: Iterable[str], allowed: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class VideoBounds:
-    """What one video may cost."""
+    """Bounds of decoding one video."""
 
     max_s: float  # how long it lasts
     max_frame_pixels: int
@@ -68,7 +68,7 @@ class VideoBounds:
 
 @dataclass(frozen=True, slots=True)
 class AudioBounds:
-    """What one audio file may cost."""
+    """Bounds of decoding one audio file."""
 
     max_s: float  # how long it lasts
     max_bytes: int  # of its samples, decoded

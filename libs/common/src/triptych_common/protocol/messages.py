@@ -1,4 +1,4 @@
-"""Every message that travels on Redis Streams. docs/protocol.md lists their senders and readers.
+"""Every message that travels on Redis Streams. docs/reference/protocol.md lists their senders and readers.
 
 Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
 refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.
@@ -59,7 +59,7 @@ class Modality(StrEnum):
 
 
 class Requester(Message):
-    """Who waits for an item: one (request, item) at one gateway, bound for one prefill_decode."""
+    """Requester of an item: one (request, item) at one gateway, for one prefill_decode."""
 
     request_id: Name
     item_index: NonNegativeInt  # position among the request's media items
@@ -75,7 +75,7 @@ def requester_key(requester: Requester) -> RequesterKey:
 
 
 class ImageProperties(Message):
-    """Inside `EncodeJob`: what the gateway saw in the header. The encoder decodes that image, or refuses."""
+    """Image properties from the header, inside `EncodeJob`. The encoder decodes that image, or refuses."""
 
     format: str = Field(pattern=IMAGE_FORMAT_PATTERN)
     width: int = Field(ge=1, le=MAX_IMAGE_SIDE)  # pixels, before any orientation is applied
@@ -87,7 +87,7 @@ class ImageProperties(Message):
 
 
 class EncodeClass(StrEnum):
-    """Which encode jobs go first; in this order, and none waits for ever (`domain.fair_turns`)."""
+    """Classes of encode jobs, first served first; none waits for ever (`domain.fair_turns`)."""
 
     INTERACTIVE = "interactive"  # somebody waits for the answer
     BATCH = "batch"  # of a batch, or of a request of low priority
@@ -224,7 +224,7 @@ class Role(StrEnum):
 
 
 class Sharing(StrEnum):
-    """How engines come by the cores, or the GPU, that others leave idle."""
+    """Ways in which engines get the cores, or the GPU, that others leave idle."""
 
     NONE = "none"  # an engine has its own alone
     CORES = "cores"  # on the CPU: its threads also run on cores that others leave idle
@@ -236,7 +236,7 @@ class Sharing(StrEnum):
 
 
 class Compute(Message):
-    """What an engine computes on, and how it shares that. Inside `InstanceRecord`; people read it."""
+    """Compute resources of an engine and how it shares them, for people; inside `InstanceRecord`."""
 
     sharing: Sharing
     policy: str | None = None  # None: none has an effect
@@ -249,7 +249,7 @@ class Compute(Message):
 
 
 class KvTransfer(Message):
-    """How a language-model instance hands KV caches to others, or takes them. Inside `InstanceRecord`.
+    """KV cache transfer of a language-model instance, inside `InstanceRecord`.
 
     A KV cache may go from one instance to another where connector and compatibility are equal: those digest
     what vLLM needs to be alike on both sides (model, dtype, block size, cache layout, vLLM's version).
@@ -261,7 +261,7 @@ class KvTransfer(Message):
 
 
 class ServingLoad(Message):
-    """What a language-model instance has in hand, as of its last heartbeat. Inside `InstanceRecord`."""
+    """Load of a language-model instance at its last heartbeat, inside `InstanceRecord`."""
 
     num_beats: PositiveInt  # grows with each heartbeat of this boot: tells a new load from one seen before
     num_running: NonNegativeInt  # requests that its engine computes
@@ -270,7 +270,7 @@ class ServingLoad(Message):
 
 
 class FabricTransport(StrEnum):
-    """How the bytes of an entry go from one host's store to another's."""
+    """Transports of an entry's bytes from one host's store to another's."""
 
     TCP = "tcp"
     NIXL = "nixl"  # NIXL over UCX: RDMA where the hosts have it
@@ -278,7 +278,7 @@ class FabricTransport(StrEnum):
 
 
 class FabricEndpoint(Message):
-    """Where a store's fabric agent takes entries of other hosts. Inside `InstanceRecord`."""
+    """Address at which a store's fabric agent takes entries of other hosts, inside `InstanceRecord`."""
 
     host: HostText | None = None  # None: nothing listens, links come through Redis alone
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -289,7 +289,7 @@ class FabricEndpoint(Message):
 
 
 class FabricLink(Message):
-    """From one agent to the store of another, as the first one sees it. Inside `FabricLoad`."""
+    """Link from one agent to another host's store, as the first one measures it; inside `FabricLoad`."""
 
     target: Name  # store
     transport: FabricTransport
@@ -302,7 +302,7 @@ class FabricLink(Message):
 
 
 class FabricLoad(Message):
-    """What a fabric agent knows of its store and links, as of its last heartbeat. Inside `InstanceRecord`."""
+    """Store and links of a fabric agent at its last heartbeat, inside `InstanceRecord`."""
 
     num_entries: NonNegativeInt  # sealed, in its store
     entries_num_bytes: NonNegativeInt
@@ -371,7 +371,7 @@ class ECTransferParams(Message):
     items: tuple[ItemTransfer, ...]
 
     def without_records(self) -> "ECTransferParams":
-        """As the engine gets them: of a record, no more than the pieces."""
+        """Return a copy for the engine, with the pieces instead of each record."""
         items = tuple(
             item.model_copy(update={"record": None, "pieces": item.record.pieces if item.record else ()})
             for item in self.items

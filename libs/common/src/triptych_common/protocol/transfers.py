@@ -15,7 +15,7 @@ from triptych_common.protocol.messages import EncodeClass, FabricTransport, Mess
 
 MAX_TRANSFER_GATEWAYS = 64
 LinkIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-"""Random, fresh for each link."""
+"""Random id of a link, new for each link."""
 
 
 class TransferOrder(Message):
@@ -70,7 +70,7 @@ class TransferFailed(Message):
 class LinkCall(Message):
     """Fabric agent -> another one (`link-calls:{instance}`): take a link through Redis.
 
-    The caller has made its two streams (`link:{link_id}:…`). Who it is, it proves there.
+    The caller has made its two streams (`link:{link_id}:…`). It authenticates there.
     """
 
     link_id: LinkIdText
@@ -78,7 +78,7 @@ class LinkCall(Message):
 
 
 class EntryPlace(Message):
-    """Inside the directory of entries: a store that had the entry when it was last heard of."""
+    """Place of an entry in the directory: a store that had it when last reported."""
 
     store: Name
     generation: PositiveInt  # of the store then; of another one's life: gone

@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process has done since its start, with all its threads."""
+    """CPU time and state of a process and all its threads since its start."""
 
     used_s: float  # on a core, or waiting for one
     states: frozenset[str]  # of its threads, in the letters of /proc
@@ -34,7 +34,7 @@ class Activity:
 
 
 def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
-    """What process `pid` has done up to now; a process that has ended has done nothing."""
+    """Return the activity of process `pid` up to now; none if the process has ended."""
     used_s, states = 0.0, set[str]()
     try:
         fields = _stat(proc / str(pid) / "stat")
@@ -48,7 +48,7 @@ def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
 
 
 def _stat(path: Path) -> list[str]:
-    """Fields from the state on: the name before it may hold anything."""
+    """Return the fields from the state on; the name before it may hold any character."""
     return path.read_text().rpartition(")")[2].split()
 
 

@@ -165,7 +165,7 @@ class JobRunner:
             raise
 
     def _is_ours(self, job: EncodeJob) -> bool:
-        """False for another namespace's item, whose hash must not get a wrong tensor; its gateways move it."""
+        """False for another namespace's item: its hash must not get a wrong tensor; its gateways move it."""
         return job.namespace_digest == self._namespace_digest
 
     async def _once_per_hash(self, job: ActiveJob) -> None:

@@ -1,4 +1,4 @@
-"""Which callers are served, and the limits of what is served: at once, and to each.
+"""Access: which callers are served, and limits of requests at once and per caller.
 
 auth             checks an API key, and finds its caller
 api_keys_file    the file of API keys; `api_keys_watch` reads it again when it changes

@@ -1,4 +1,4 @@
-"""API keys. Off unless keys are set, in the settings or in a file."""
+"""Authentication by API keys, off unless the settings or a file have keys."""
 
 import hashlib
 import hmac
@@ -15,11 +15,11 @@ _SHA256 = re.compile(r"sha256:(?P<hex>[0-9a-fA-F]{64})")
 
 
 class ApiKeys:
-    """Holds digests only. Compares with all of them, each in constant time.
+    """Digests of the API keys; each check compares with all of them in constant time.
 
     Args:
-        keys: of the settings: without a name, without a tenant.
-        entries: of the file.
+        keys: keys from the settings, without name and tenant.
+        entries: keys from the file.
 
     Raises:
         TriptychError: one key stands in both: its tenant would be ambiguous.
@@ -32,10 +32,10 @@ class ApiKeys:
         self.replace_entries(entries)
 
     def replace_entries(self, entries: Sequence[ApiKeyEntry]) -> None:
-        """From now on these are the keys of the file. Requests that were let in go on.
+        """Replace the keys of the file; requests that were admitted go on.
 
         Raises:
-            TriptychError: likewise; the keys are those from before.
+            TriptychError: a key is in both; the former keys stay.
         """
         for entry in entries:
             if entry.sha256 in self._plain:
@@ -47,7 +47,7 @@ class ApiKeys:
         self._callers = self._plain | named
 
     def check_key(self, authorization: str | None, plain_key: str | None = None) -> Caller:
-        """The caller whose key the request shows.
+        """Return the caller whose key the request shows.
 
         Args:
             authorization: the header of this name.

@@ -1,4 +1,4 @@
-"""What is sent to an instance for one request, and to which instances it may go."""
+"""Request to send to an instance, and the instances that may get it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from triptych_gateway.tracing.request_span import RequestSpan
 
 @dataclass(frozen=True, slots=True)
 class PriorResponse:
-    """The stored response that a request goes on from: one instance has it."""
+    """Stored response that a request continues; one instance has it."""
 
     record: InstanceRecord
     has_raw_media: bool  # it keeps media as data URLs: further ones are sent alike
@@ -55,7 +55,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What is sent, and to which instances it may go."""
+    """Upstream request, and the instances that may get it."""
 
     arrival: Arrival
     request: ChatRequest | SoundRequest | TextRequest
@@ -73,7 +73,7 @@ class Dispatch:
 
 
 def encode_class_of(arrival: Arrival, body: Mapping[str, Any]) -> EncodeClass:
-    """`batch`: the key's priority says so, or the request itself, which may always ask for a later turn."""
+    """Return `batch` if the key's priority or the request asks for it; any request may take a later turn."""
     asked = body.get(PRIORITY_FIELD)
     is_later = arrival.priority > 0 or (isinstance(asked, int) and not isinstance(asked, bool) and asked > 0)
     return EncodeClass.BATCH if is_later else EncodeClass.INTERACTIVE

@@ -1,4 +1,4 @@
-"""A form with a sound that is to be written down, or translated: read within bounds, and made anew.
+"""Audio form for a transcription or translation: read within bounds and written anew.
 
 What goes to prefill_decode is a form of the gateway's own, of the fields that callers may set and the file's
 bytes: how a client's form was written is read by one parser alone, and no field passes unseen.
@@ -28,7 +28,7 @@ COUNT_FIELD = "max_completion_tokens"
 
 @dataclass(frozen=True, slots=True)
 class SoundRequest:
-    """A valid one."""
+    """Valid request with audio in a form."""
 
     body: dict[str, Any]  # what is read of its fields
     form: bytes  # what is sent
@@ -42,7 +42,7 @@ class SoundRequest:
     media: tuple[MediaPart, ...] = ()  # none goes to encoders
 
     def check_count(self) -> None:
-        """That the longest answer is named: no answer tells what it has taken, so this alone counts.
+        """Check that the longest answer is set: no answer reports its usage, so only this counts.
 
         Raises:
             RequestError: 400, it is not.
@@ -52,15 +52,15 @@ class SoundRequest:
             raise RequestError(400, "missing_field", message, COUNT_FIELD)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """As `ChatRequest` has it."""
+        """Check texts as `ChatRequest.check_placeholders` does."""
         PlaceholderGuard(tuple(tokens)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> "SoundRequest":
-        """As `ChatRequest` has it; there is no field that would carry the salt."""
+        """Return a copy for a tenant, as `ChatRequest.of_tenant` does; no field carries the salt."""
         return replace(self, has_salt=bool(salt))
 
     def of_model(self, model: str) -> "SoundRequest":
-        """The request for a model that its caller has not named."""
+        """Return the request for a model that its caller has not named."""
         return replace(self, model=model)
 
 
@@ -73,11 +73,11 @@ async def read_sound_request(
     on_growth: Callable[[int], None],
     resolve: Callable[[str], str] = str,
 ) -> SoundRequest:
-    """The whole form of the ASGI request `scope`. Bound it.
+    """Read the whole form of the ASGI request `scope`. Bound it.
 
     Args:
-        endpoint: knows the fields that callers may set.
-        on_growth: called with the number of bytes before so many are held; may raise.
+        endpoint: endpoint with the fields that callers may set.
+        on_growth: called with a number of bytes before the form takes them; may raise.
         resolve: gives the model that a name stands for.
 
     Raises:
@@ -139,7 +139,7 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
 
 
 def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:
-    """`boundary` is by chance, so no content has it."""
+    """Write the form; the random `boundary` occurs in no content."""
     start = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     parts = [f'{start}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
     head = f'{start}{FILE_FIELD}"; filename="audio"\r\nContent-Type: application/octet-stream\r\n\r\n'

@@ -23,20 +23,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientStream:
-    """The response being sent. Knows whether it has begun, and whether it has ended.
+    """Response being sent to the client, with flags for its beginning and end.
 
     Every method waits while the client does not read, without a limit of its own.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
-        """`headers`: of every answer, beside its own."""
+        """Store `send`; `headers` are part of every answer."""
         self._send = send
         self._headers = headers
         self.has_begun = False
         self.has_ended = False
 
     def send_by(self, wrap: Callable[[Send], Send]) -> None:
-        """The answer passes through `wrap` from now on: before it begins."""
+        """Pass the answer through `wrap` from now on; call it before the answer begins."""
         self._send = wrap(self._send)
 
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
@@ -57,7 +57,7 @@ class ClientStream:
 
 
 async def relay_whole(answer: Answer, client: ClientStream, timeout_s: float) -> None:
-    """Pass an answer on that is there already.
+    """Pass on an answer that has arrived completely.
 
     Raises:
         ClientDisconnect: the client stays, and takes nothing for `timeout_s`: its place would never be free.
@@ -88,8 +88,8 @@ async def relay_stream(
 
     Args:
         timeout_s: for each chunk, to come, and to be taken by the client.
-        times: is told when tokens come.
-        facts: gets what passes; None: nobody wants to know.
+        times: records when tokens pass.
+        facts: gets the events that pass, unless None.
 
     Returns:
         Number of chunks that were passed on.

@@ -20,7 +20,7 @@ MIN_SPREAD = 0.05  # of the amounts, relative: with less of it, the line goes th
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`base_s` seconds whatever the amount is, and `per_unit_s` for each unit. Neither is negative."""
+    """Line of `base_s` seconds and `per_unit_s` for each unit. Neither is negative."""
 
     base_s: float
     per_unit_s: float
@@ -30,7 +30,7 @@ class Line:
 
 
 class LinearCost:
-    """`now`: monotonic seconds."""
+    """Estimator of a line; `now` is in monotonic seconds."""
 
     def __init__(self, max_age_s: float = MAX_AGE_S) -> None:
         self._max_age_s = max_age_s
@@ -42,7 +42,7 @@ class LinearCost:
         self._seen_at = float("-inf")
 
     def observe(self, amount: float, seconds: float, now: float) -> None:
-        """One observation. What is not finite or negative is ignored."""
+        """Record one observation. Infinite, undefined and negative ones are ignored."""
         if not (math.isfinite(amount) and math.isfinite(seconds)) or amount < 0 or seconds < 0:
             return
         if now - self._seen_at > self._max_age_s:
@@ -61,7 +61,7 @@ class LinearCost:
         self._seen_at = now
 
     def line(self, now: float) -> Line | None:
-        """The estimate; None: too few observations, or none for a long time."""
+        """Return the estimate; None with too few observations, or none for a long time."""
         if self._num < MIN_OBSERVATIONS or now - self._seen_at > self._max_age_s:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight

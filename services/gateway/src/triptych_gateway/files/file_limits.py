@@ -1,4 +1,4 @@
-"""Bounds on files, on a key's files, and on their lives."""
+"""Bounds on files, on a key's files, and on their lifetimes."""
 
 from dataclasses import dataclass
 

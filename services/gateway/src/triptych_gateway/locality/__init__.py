@@ -1,4 +1,4 @@
-"""To which store's encoders a job goes. docs/design/fabric.md says why.
+"""Locality: the store whose encoders get a job. docs/design/fabric.md says why.
 
 job_place      the choice for one job, and its reason; pure
 encode_stores  the stores whose encoders take a namespace's jobs, and what waits for each of them

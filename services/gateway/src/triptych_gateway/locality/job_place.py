@@ -15,7 +15,7 @@ MOST_SPARE_S = 10.0  # likewise, at most: others cannot take what waits behind i
 
 
 class PlaceReason(StrEnum):
-    """Why these encoders."""
+    """Reasons of the choice of a store's encoders."""
 
     NEAR = "near"  # they keep up
     LESS_BUSY = "less_busy"  # they are done sooner, with the transfer
@@ -40,10 +40,10 @@ def choose_place(
     *,
     only_near: str | None = None,
 ) -> JobPlace:
-    """For a job whose item is needed at `target`.
+    """Choose the place of a job whose item is needed at `target`.
 
     Args:
-        waits_s: of each store with encoders, the seconds until a job that is published now is begun.
+        waits_s: by store with encoders, seconds until a job that is published now is begun.
         target: None: not known.
         transfer_s: the seconds that the item takes from a store to `target`.
         only_near: the store whose encoders shall have it, if it has any; others only after `MOST_SPARE_S`.

@@ -1,4 +1,4 @@
-"""A request that goes on from a stored response: what it must have besides its body."""
+"""Request that continues a stored response: what it needs besides its body."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from triptych_gateway.responses.response_request import ResponseRequest
 async def continue_from(
     request: ResponseRequest, found: FoundResponse, images: KeptImages, caller: Caller, max_items: int
 ) -> ResponseRequest:
-    """`request` with the images of the conversation so far before its own; they stand nowhere in its body.
+    """Return `request` with the images of the conversation before its own; they have no place in its body.
 
     Raises:
         RequestError: 404, the response is of another model; 400, other options than before, too many images.
@@ -61,7 +61,7 @@ def record_of(
     owner: str,
     is_raw: bool,
 ) -> ResponseRecord:
-    """What is kept of a response when its answer begins. `is_raw`: its media were sent raw."""
+    """Return the record of a response when its answer begins; `is_raw` means that its media were sent raw."""
     has_raw_media = is_raw or (found is not None and found.record.has_raw_media)
     kept = [] if is_raw else [item for item in items if request.is_kept(item.part)]
     return ResponseRecord(
@@ -89,7 +89,7 @@ def _image_of(item: TakenItem) -> ResponseImage:
 
 
 def _file_id(item: TakenItem) -> str | None:
-    """Of an uploaded file; images of an earlier response look like files, too."""
+    """Return the id of an uploaded file; images of an earlier response look like files too."""
     file = item.part.file
     return file.file_id if file is not None and is_file_id(file.file_id) else None
 

@@ -1,4 +1,4 @@
-"""How long a transfer is waited for, and how often it is tried."""
+"""Limits of a transfer: how long it is waited for, and its number of attempts."""
 
 from dataclasses import dataclass
 

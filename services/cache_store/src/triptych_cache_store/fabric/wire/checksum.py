@@ -1,7 +1,7 @@
 """Checksum of an entry's bytes, computed on both sides during a transfer.
 
 XXH3-128 is an order of magnitude faster than the network. It detects accidents, not forgery
-(docs/security.md).
+(docs/operations/security.md).
 """
 
 import xxhash

@@ -122,7 +122,7 @@ class TcpChannel:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
-        """No effect: the network or TLS protects the packets (docs/security.md)."""
+        """No effect: the network or TLS protects the packets (docs/operations/security.md)."""
 
     def wake(self) -> None:
         """End a `wait`. Callable from any thread."""

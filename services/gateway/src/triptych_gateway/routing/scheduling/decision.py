@@ -1,4 +1,4 @@
-"""RoutingDecision: the chosen instance, the runner-up, and what made the difference."""
+"""RoutingDecision: the chosen instance, the runner-up, and the deciding score."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ MAX_EXPLANATION = 400
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """Of one choice."""
+    """Decision of one choice."""
 
     stage: str
     chosen: ScoredCandidate
@@ -25,7 +25,7 @@ class RoutingDecision:
 
     @property
     def explanation(self) -> str:
-        """For people: `pd-0 2.5 (prefix 1.5, queue 1); pd-1 1 (queue 1)`."""
+        """Explanation for people: `pd-0 2.5 (prefix 1.5, queue 1); pd-1 1 (queue 1)`."""
         shown = [_shown(each) for each in (self.chosen, self.runner_up) if each is not None]
         return "; ".join(shown)[:MAX_EXPLANATION]
 
@@ -37,7 +37,7 @@ def _shown(scored: ScoredCandidate) -> str:
 
 
 def reason_for(chosen: ScoredCandidate, runner_up: ScoredCandidate | None) -> str:
-    """What made the difference."""
+    """Return the scorer that decided, or another reason."""
     if runner_up is None:
         return ONLY
     if chosen.total == runner_up.total:
