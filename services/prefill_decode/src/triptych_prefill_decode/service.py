@@ -186,7 +186,7 @@ def _prepare_kv_transfer(settings: PrefillDecodeSettings, on_gpu: bool) -> None:
 
 
 async def _reject_handover(engine: Any, request_id: str, params: dict[str, Any]) -> None:
-    """Have the owner of the KV cache that `params` name free it."""
+    """Tell the owner of the KV cache that `params` name to free it."""
     with contextlib.suppress(EngineDeadError):  # it is freed when its lease is over
         await engine.notify_kv_transfer_request_rejected(request_id, params)
 

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class JoinError(Exception):
-    """This machine cannot be such a host; the text names the remedy."""
+    """The machine cannot be such a host; the text names the remedy."""
 
 
 @dataclass(frozen=True)
