@@ -25,7 +25,7 @@ from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, Instanc
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.host_threads import lower_priority, stay_off
@@ -101,15 +101,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         if comes_last:
             stay_off(set(settings.other_cores) - set(settings.cores))
-        tracing = setup_tracing(
-            "encoder",
-            settings.instance,
-            otlp_endpoint=settings.otlp_endpoint,
-            otlp_protocol=settings.otlp_protocol,
-            traces_dir=settings.traces_dir,
-            traces_max_bytes=settings.traces_max_bytes,
-            traces_max_age_s=settings.traces_max_age_s,
-        )
+        tracing = setup_service_tracing("encoder", settings)
         try:
             probe_slab = engine.probe_slab if may_use_slab(settings.engine_args) else None
             compute = await engine.compute()

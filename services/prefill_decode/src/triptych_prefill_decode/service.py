@@ -37,7 +37,7 @@ from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.runtime.drain import AsgiApp, DrainGate
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
 from triptych_prefill_decode.engine_health import DeadEngineMiddleware, EngineGoneError, watch_answers
@@ -133,15 +133,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         ]
         # First: vLLM may fork, and nothing of ours runs yet.
         async with build_async_engine_client(args) as engine:
-            tracing = setup_tracing(
-                "prefill_decode",
-                settings.instance,
-                otlp_endpoint=settings.otlp_endpoint,
-                otlp_protocol=settings.otlp_protocol,
-                traces_dir=settings.traces_dir,
-                traces_max_bytes=settings.traces_max_bytes,
-                traces_max_age_s=settings.traces_max_age_s,
-            )
+            tracing = setup_service_tracing("prefill_decode", settings)
             try:
                 async with (
                     compiled_first(
