@@ -33,6 +33,7 @@ PAUSES = {
 LIMIT_KEYWORDS = {"timeout", "limit_s", "timeout_s"}
 LIMIT_POSITIONS = {"asyncio.timeout": 0, "asyncio.wait_for": 1, "until": 1, "until_async": 1, "wait_until": 1}
 METHODS = {"communicate", "get", "join", "result", "wait"}  # of queues, threads, futures and processes
+CLOCKS = ("monotonic()", "perf_counter()", ".time()")
 EXPECTED = {"TimeoutError", "Empty", "TimeoutExpired"}
 
 
@@ -57,6 +58,11 @@ class Waits(ast.NodeVisitor):
         self._num_expecting += expects
         if isinstance(node, ast.Call):
             self._look_at(node)
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE):
+            elapsed, bound = node.left, _number(node.comparators[0], self._constants)
+            is_elapsed = isinstance(elapsed, ast.BinOp) and ast.unparse(elapsed.left).endswith(CLOCKS)
+            if is_elapsed and bound is not None and bound < MIN_LIMIT_S:
+                self.limits.append(f"{node.lineno}: {ast.unparse(node)}")
         self.generic_visit(node)
         self._num_expecting -= expects
 
@@ -136,6 +142,8 @@ def test_files_that_may_pause_do() -> None:
         ("queue.get(timeout=60)", 0, 0),
         ("with pytest.raises(queue.Empty): queue.get(timeout=0.1)", 0, 0),
         ("await until(lambda: done, limit_s=1.0)", 0, 1),
+        ("assert time.monotonic() - began < 4", 0, 1),
+        ("assert loop.time() - began > 4", 0, 0),
     ],
 )
 def test_what_is_found(source: str, pauses: int, limits: int) -> None:
