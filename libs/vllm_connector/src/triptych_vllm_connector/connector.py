@@ -11,7 +11,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
-from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
 from triptych_common.telemetry.metrics import PREFIX
 from triptych_vllm_connector.config import ConnectorConfig
@@ -102,15 +102,7 @@ class TriptychECConnector(ECConnectorBase):
         self.config = ConnectorConfig.from_vllm(vllm_config)
         service = "prefill_decode" if self.is_consumer else "encoder"
         setup_logging(service, self.config.instance, self.config.log_level)
-        self._tracing = setup_tracing(
-            service,
-            self.config.instance,
-            otlp_endpoint=self.config.otlp_endpoint,
-            otlp_protocol=self.config.otlp_protocol,
-            traces_dir=self.config.traces_dir,
-            traces_max_bytes=self.config.traces_max_bytes,
-            traces_max_age_s=self.config.traces_max_age_s,
-        )
+        self._tracing = setup_service_tracing(service, self.config)
         self.num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None

@@ -1,4 +1,4 @@
-"""Settings of prefill_decode. Environment: `TRIPTYCH_*`."""
+"""Settings of prefill_decode, from `TRIPTYCH_*` and the command line."""
 
 import socket
 from typing import Any, Literal
@@ -74,8 +74,8 @@ class PrefillDecodeSettings(DecodingSettings):
     """Preallocation of encoder output: `sync` grants rows of a budget to whole requests; `async` grants them
     without a budget."""
     core_policy: CorePolicy = "text_first"
-    """How engines on a CPU share the cores, or a GPU under MPS: `split`, `text_first` or `image_first`; also
-    sets the default of `decode_share`."""
+    """Policy by which engines on a CPU share the cores, or a GPU under MPS: `split`, `text_first` or
+    `image_first`; also sets the default of `decode_share`."""
     cores: tuple[NonNegativeInt, ...] = ()
     """JSON list of the cores that this engine owns, as many as `OMP_NUM_THREADS`; set by `up` and `demo`.
     Empty: it shares no cores."""
@@ -100,7 +100,7 @@ class PrefillDecodeSettings(DecodingSettings):
     for `text_first`, 0.1 for `image_first`, 0 for `split`."""
 
     def model_post_init(self, context: Any) -> None:
-        """Refuse (ValueError) an instance that would encode media with options, or decode with a tower.
+        """Refuse to encode media with options here, or to decode with a tower; raises ValueError.
 
         Only encoders check what a processor made of such media before a tower gets it.
         """
@@ -119,16 +119,16 @@ class PrefillDecodeSettings(DecodingSettings):
 
     @property
     def has_tower(self) -> bool:
-        """Whether this instance can encode."""
+        """True if this instance can encode."""
         return self.local_encode == "fallback" or self.role.startswith("encode-")
 
     @property
     def announced_role(self) -> Role:
-        """`TRIPTYCH_LOCAL_ENCODE=fallback` makes a role one with encode."""
+        """Registered role; `TRIPTYCH_LOCAL_ENCODE=fallback` adds encode."""
         role = Role(self.role)
         return _WITH_TOWER.get(role, role) if self.has_tower else role
 
     @property
     def model_name(self) -> str:
-        """The name that clients ask for."""
+        """Model name that clients use."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""What each command does. Modules import what they need when they run, so that `--help` stays fast.
+"""Implementations of the commands. Modules import what they need when they run, so that `--help` stays fast.
 
 the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, restart, drain,
                 hosts/: of several hosts;

@@ -25,7 +25,7 @@ Step = tuple[str, list[str]]  # name, command
 
 
 def steps() -> list[Step]:
-    """Steps over all files; the longest first."""
+    """Steps over all files, the longest first: name and command."""
     layers = [f"tests/{layer}" for layer in ("unit", "contract")]
     return [
         ("tests", _python("pytest", *TWO_WORKERS, *layers)),

@@ -38,7 +38,7 @@ SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
 ENCODE_SPAN = "encoder.encode"
 HANDOVER_SPANS = frozenset({ENCODE_SPAN, "prefill.inject"})
-"""Of a picture that an encoder encodes for another instance."""
+"""Spans of a picture that an encoder encodes for another instance."""
 REQUEST_LIMIT_S = 120.0
 TRACE_LIMIT_S = 5.0
 TIDY_LIMIT_S = 10.0
@@ -49,7 +49,7 @@ UNWANTED = frozenset(
 
 
 def half_blocks(file: Path, height: int = 16, max_width: int = 100) -> Text:
-    """The image in `file`, `height` pixels high (half as many lines), in colours of its own."""
+    """Image in `file` as half blocks of colour, `height` pixels high (half as many lines)."""
     with Image.open(file) as image:
         width = max(1, min(max_width, round(image.width * height / image.height)))
         pixels = image.convert("RGB").resize((width, height - height % 2)).tobytes()
@@ -65,7 +65,7 @@ def half_blocks(file: Path, height: int = 16, max_width: int = 100) -> Text:
 
 @dataclass(frozen=True)
 class DemoSample:
-    """One picture of held-out handwriting, and what it shows."""
+    """One picture of held-out handwriting, and its text."""
 
     file: Path
     digits: str  # "3 1 4"
@@ -101,7 +101,7 @@ def load_samples(folder: Path, count: int) -> list[DemoSample]:
 
 
 def demo(options: SystemOptions, num_images: int) -> int:
-    """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
+    """Set up, show, stop; 0 if the pictures were read, 130 after Ctrl-C, 1 otherwise."""
     try:
         sweep()
         samples = load_samples(SAMPLES, num_images)
@@ -123,7 +123,7 @@ def demo(options: SystemOptions, num_images: int) -> int:
 
 
 def demo_environment(caller: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what would take the demo's spans away, or ask it for a key."""
+    """The caller's environment without variables that redirect the demo's spans, or require a key."""
     return {
         name: value
         for name, value in caller.items()
@@ -168,7 +168,7 @@ async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
 
 
 async def _tidy_redis(url: str, deployment: str) -> None:
-    """The demo's deployment is its own; nothing of it stays in a Redis that the user named."""
+    """Delete the demo's deployment, so that nothing stays in a Redis that the user named."""
     try:
         async with (
             asyncio.timeout(TIDY_LIMIT_S),
@@ -183,7 +183,7 @@ async def _tidy_redis(url: str, deployment: str) -> None:
 async def _show(
     supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample], stages: frozenset[str]
 ) -> None:
-    """Each picture once, then the first one again. `stages`: spans of a picture's first trace."""
+    """Ask about each picture once, then about the first again; `stages` are spans of a first trace."""
     async with AsyncOpenAI(
         base_url=supervisor.endpoint,
         api_key="none",
@@ -269,10 +269,9 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
 async def _trace_of(
     layout: RunLayout, answer: DemoAnswer, stages: frozenset[str] = frozenset()
 ) -> list[SpanRecord]:
-    """The answer's trace, once its root span, those of `stages` and the engines' have arrived.
+    """Trace of the answer, once its root span, those of `stages` and the engines' have arrived.
 
-    Files cannot be awaited: they are read until no span is added any more, at most
-    `TRACE_LIMIT_S`.
+    Files cannot be awaited: they are read until no more spans come, for at most `TRACE_LIMIT_S`.
     """
     deadline = time.monotonic() + TRACE_LIMIT_S
     spans: list[SpanRecord] = []

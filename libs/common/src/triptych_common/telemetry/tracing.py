@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -135,6 +135,39 @@ def setup_tracing(
     return provider
 
 
+class TracingSettings(Protocol):
+    """Trace settings of a process: `ServiceSettings`, and the options of the connector."""
+
+    @property
+    def instance(self) -> str: ...
+    @property
+    def otlp_endpoint(self) -> str | None: ...
+    @property
+    def otlp_protocol(self) -> OtlpProtocol: ...
+    @property
+    def traces_dir(self) -> Path | None: ...
+    @property
+    def traces_max_bytes(self) -> int: ...
+    @property
+    def traces_max_age_s(self) -> int: ...
+
+
+def setup_service_tracing(
+    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
+) -> TracerProvider:
+    """Call `setup_tracing` with a service's settings."""
+    return setup_tracing(
+        service_name,
+        settings.instance,
+        otlp_endpoint=settings.otlp_endpoint,
+        otlp_protocol=settings.otlp_protocol,
+        traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
+        traces_max_age_s=settings.traces_max_age_s,
+        tail_sampling=tail_sampling,
+    )
+
+
 def tracer() -> trace.Tracer:
     """Return the tracer of the provider that is set globally at the time of the call."""
     return _tracer_of(trace.get_tracer_provider())
@@ -169,7 +202,7 @@ def context_from(traceparent: str | None) -> Context:
 def context_of_headers(headers: Mapping[str, Sequence[str]]) -> Context:
     """Return the context of `traceparent` and `tracestate`, by lower-case names; empty if they are invalid.
 
-    More than one `traceparent` is none: which of them was meant is not known.
+    Several `traceparent`s count as none, since they are ambiguous.
     """
     if len(headers.get("traceparent", ())) != 1:
         return Context()

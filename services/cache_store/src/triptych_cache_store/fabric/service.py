@@ -40,7 +40,7 @@ from triptych_common.protocol.transfers import LinkCall, TransferFailureKind
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
-from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -55,15 +55,7 @@ async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
         TriptychError: keys, store, Redis or port cannot be used; the caller exits and is restarted.
     """
     credentials = settings.credentials()
-    tracing = setup_tracing(
-        "fabric",
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_protocol=settings.otlp_protocol,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        traces_max_age_s=settings.traces_max_age_s,
-    )
+    tracing = setup_service_tracing("fabric", settings)
     try:
         async with FabricAgent.open(settings, credentials) as agent:
             await agent.run(stop)

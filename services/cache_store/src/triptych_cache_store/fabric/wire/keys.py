@@ -45,7 +45,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Credentials:
-    """This agent's own key and certificates, and what it requires of peers."""
+    """Key and certificates of this agent, and what it requires of peers."""
 
     key: bytes | None = None
     server_tls: ssl.SSLContext | None = None
