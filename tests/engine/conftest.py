@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,18 +12,6 @@ from tests.support.real.system import EXACT, Server, System, load_strips, runnin
 
 TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 """By API key; `none` is what a `Server` sends if a test names no other."""
-
-
-SHARED = frozenset({"system", "with_tower", "monolith"})
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has all files that use the shared engines; other files go to any worker, in one piece."""
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
-    sharing = {item.path for item in here if SHARED & {*getattr(item, "fixturenames", ())}}
-    for item in here:
-        item.add_marker(pytest.mark.xdist_group("shared" if item.path in sharing else item.path.name))
 
 
 @pytest.fixture(autouse=True)

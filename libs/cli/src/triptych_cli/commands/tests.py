@@ -2,10 +2,9 @@
 
 Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Several files
 run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
-of them wait for most of their time. Engines run in two workers where there is memory for them. A failure is
-shown when it happens; the end shows where the time went and what was skipped. Each test has a limit (see
-`timeout` in pyproject.toml), and a run ends when nothing has moved for longer than that
-(`tests/support/janitor.py`): a slow machine meets neither.
+of them wait for most of their time. A failure is shown when it happens; the end shows where the time went and
+what was skipped. Each test has a limit (`timeout` in pyproject.toml), and a run ends when nothing has moved
+for longer than that (`tests/support/janitor.py`): a slow machine meets neither.
 """
 
 import subprocess
@@ -18,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import psutil
 from rich.markup import escape
 
 from triptych_cli.console import fail, out, plain_table
@@ -39,8 +37,6 @@ LONG = "--long"
 FIRST = ("property", "integration", "unit", "contract")  # small files last: workers end together
 LAST = ("chaos",)
 FOUR_FILES_AT_A_TIME = ["-n4", "--dist=loadfile", "--no-loadscope-reorder"]
-TWO_GROUPS_AT_A_TIME = ["-n2", "--dist=loadgroup", "--no-loadscope-reorder"]
-MEMORY_OF_TWO = 14 << 30
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
 NUM_SLOWEST = 10
@@ -92,14 +88,13 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
         extra = [argument for argument in extra if argument != LONG]
     elif not any(argument.startswith("-m") for argument in extra):
         extra = ["-m", "not long", *extra]
-    has_memory = psutil.virtual_memory().available > MEMORY_OF_TWO
+    rest = [name for name in folders if name not in (*FIRST, *LAST)]
     codes: list[int] = []
     elapsed_s: dict[str, float] = {}
     ran: list[Ran] = []
     runs: tuple[tuple[Sequence[str], list[str]], ...] = (
         (FIRST, FOUR_FILES_AT_A_TIME),
-        (("engine",), TWO_GROUPS_AT_A_TIME if has_memory else []),
-        (("gpu",), []),
+        (rest, []),
         (LAST, FOUR_FILES_AT_A_TIME),
     )
     with tempfile.TemporaryDirectory(prefix="triptych-test-") as folder:
