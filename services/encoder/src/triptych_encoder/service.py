@@ -319,7 +319,7 @@ class EncoderService:
         await registration.announce_draining()
         await asyncio.gather(*waiting, return_exceptions=True)
         for delivery in waiting.values():
-            await delivery.hand_back()  # of a task that had not run yet
+            await delivery.hand_back()  # its task had not run yet
 
     async def _wait_settled(self) -> None:
         """Wait for the requesters' final acks, so that no pin ends too early."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 NUM_FILES = 4  # of one service, the current one included
-PIPE_BYTES = 1 << 20  # what a service may write ahead; the kernel keeps lines whole until then
+PIPE_BYTES = 1 << 20  # output buffered for a service; the kernel keeps lines whole up to it
 CHUNK_BYTES = 64 << 10
 
 

@@ -92,7 +92,7 @@ class HostStatus(BaseModel):
     store: str
     agent: str  # instance
     join_dir: str  # what other hosts need in order to join
-    key_file: str | None  # that agents share; None: certificates alone
+    key_file: str | None  # shared by all agents; None: certificates only
     runs_redis: bool  # the system's
 
 

@@ -220,7 +220,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         layout.tmp_dir.mkdir(mode=0o700)
         for folder in (layout.logs_dir, layout.traces_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # which engines load
+        ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # engines load code from it
         for file in layout.logs_dir.glob("*.log"):
             if file != layout.log_file(SUPERVISOR):  # the caller's own, which it writes already
                 shift_logs(file)

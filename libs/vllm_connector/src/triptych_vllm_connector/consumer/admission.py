@@ -81,7 +81,7 @@ class Admission:
     asked_at: int = 0  # tokens in the KV cache when that was answered
     begins_whole: bool = False  # it does not run before all that it was granted is here
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
-    granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
+    granted: set[int] = field(default_factory=set)  # asked places that have space in the encoder cache
     num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
     is_grant_recorded: bool = False
     parked_ns: int | None = None

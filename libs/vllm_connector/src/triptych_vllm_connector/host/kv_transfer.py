@@ -57,7 +57,7 @@ def kv_transfer_config(
     config = {
         "kv_connector": KV_CONNECTOR,
         "kv_role": KV_ROLES[role],
-        # What could not be loaded is prefilled again elsewhere: this instance may not be able to compute it.
+        # A failed load is prefilled again elsewhere: this instance may not be able to compute it.
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {**own, **connector_options},
     }

@@ -61,7 +61,7 @@ ALLOWED: dict[PushState, frozenset[PushState]] = {
 class Pushed:
     """An entry that reached the target."""
 
-    num_bytes: int  # that crossed the network; 0: it had it already
+    num_bytes: int  # that crossed the network; 0: the target had the entry
     began_at: float  # monotonic seconds
     ended_at: float
     transport: FabricTransport
