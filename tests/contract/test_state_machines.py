@@ -1,7 +1,8 @@
 """Every state machine drawn in docs/design/architecture.md is an Enum and a table in the module it names.
 
 A drawing is a code block below a line `**Name** [`package.module`]`. The module has `ALLOWED`. States are the
-words in capitals. That each owner refuses every illegal step is in the owners' unit tests.
+words in capitals. Only functions that call `check_transition` assign a state: no owner needs a test of each
+illegal step.
 """
 
 import ast

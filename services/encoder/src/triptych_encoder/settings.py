@@ -45,8 +45,8 @@ class EncoderSettings(DecodingSettings, MetricsSettings):
     """Pixels of all images that are decoded and preprocessed at once, up to 24 bytes each in the encoder's
     host; a larger image runs alone."""
     core_policy: CorePolicy = "text_first"
-    """How engines on a CPU share the cores, or a GPU under MPS: `split`, each has its part; `text_first`,
-    idle cores are lent; `image_first`, images also take cores from text."""
+    """Policy by which engines on a CPU share the cores, or a GPU under MPS: `split`, each has its part;
+    `text_first`, idle cores are lent; `image_first`, images also take cores from text."""
     cores: tuple[NonNegativeInt, ...] = ()
     """JSON list of the cores that this engine owns, as many as `OMP_NUM_THREADS`; set by `up` and `demo`.
     Empty: it shares no cores."""

@@ -117,7 +117,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_unread += len(body)
             if self._num_unread > MAX_UNREAD_BYTES:
                 self.refusals.info(
-                    "connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES
+                    "connection closed: the body continues after its answer", limit=MAX_UNREAD_BYTES
                 )
                 self.transport.close()
                 return
@@ -253,7 +253,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
-            self.refusals.info("connection closed: nothing complete came in time", place=self._place.name)
+            self.refusals.info("connection closed: no complete request in time", place=self._place.name)
             self.transport.close()
 
 
@@ -263,7 +263,7 @@ def bounded_protocol(
     """Return the protocol class with these bounds, for one uvicorn listener.
 
     Args:
-        answer_timeout_s: how long a client may take nothing of its answer.
+        answer_timeout_s: seconds for which a client may read nothing of its answer.
         max_idle: connections without a request; None: any number.
     """
 

@@ -8,7 +8,7 @@ from triptych_common.telemetry.plain_histogram import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
-MAX_VERSIONS = 64  # likewise, over all models
+MAX_VERSIONS = 64  # over all models
 LATENCY_LABELS = ("route", "model", "modality")
 SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 

@@ -1,6 +1,6 @@
 """Work that another event may end: a client that leaves, a deadline, an item's failure.
 
-`Guard` ends a block of its own task when it is told to; `race` runs a coroutine beside others that may raise.
+`Guard` ends a block of its own task on demand; `race` runs a coroutine beside others that may raise.
 Neither keeps what it raises: a failure's traceback holds frames, and these may hold a request's media.
 """
 
@@ -163,4 +163,4 @@ class CutOff:
             self._guards.discard(guard)
 
     def _error(self) -> RequestError:
-        return unavailable("draining", "this gateway is going away; send the request again")
+        return unavailable("draining", "this gateway is shutting down; send the request again")

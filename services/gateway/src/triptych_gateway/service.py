@@ -52,7 +52,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
             servers.append(_Server(internal_config(gate, settings)))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, servers, stop))
-            gc.freeze()  # what is there now stays: a collection need not look through it while requests wait
+            gc.freeze()  # objects of the start stay: a collection need not visit them while requests wait
             log.info("gateway serves", host=settings.host, port=settings.port, tls=settings.has_tls)
             serving = [
                 group.create_task(server.serve(sockets=bound))

@@ -260,8 +260,8 @@ class GatewaySettings(MediaSettings):
     """Seconds after which encoders that have not delivered a request's items are given up, and an instance
     with a vision tower gets the whole request, if one is registered."""
     encode_decision: Literal["auto", "remote", "local"] = "remote"
-    """Which process encodes, where an instance with a vision tower is registered: `remote`, an encoder, or
-    the instance if encoders fail; `auto`, the one predicted to finish sooner; `local`, the instance."""
+    """Process that encodes, where an instance with a vision tower is registered: `remote`, an encoder, or the
+    instance if encoders fail; `auto`, the one predicted to finish sooner; `local`, the instance."""
     encode_override: Literal["none", "operators", "all"] = "none"
     """Callers whose requests may override `encode_decision` by the header `X-Triptych-Encode`; `operators`
     are the API keys with `operator = true`."""
@@ -324,7 +324,7 @@ class GatewaySettings(MediaSettings):
 
     @property
     def tail_sampling(self) -> TailSampling:
-        """What is kept of requests that are not sampled."""
+        """Rules for keeping spans of requests that are not sampled."""
         return TailSampling(self.traces_keep_errors, self.traces_keep_slow_ms)
 
     @property
@@ -341,7 +341,7 @@ class GatewaySettings(MediaSettings):
 
     @property
     def media_base_url(self) -> str:
-        """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
+        """Base URL at which encoders fetch media: `advertise_url`, or this address with a host name."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
         host, port = self.addresses[-1]  # without TLS; serves what is no caller's
@@ -349,10 +349,10 @@ class GatewaySettings(MediaSettings):
 
     @property
     def local_url(self) -> str:
-        """Where this machine reaches the gateway, for what is no caller's."""
+        """URL of the gateway on this machine, for requests that are no caller's."""
         return self.local_urls[0]
 
     @property
     def local_urls(self) -> tuple[str, ...]:
-        """Where it may be reached from this machine (health check): one that answers is enough."""
+        """URLs of the gateway on this machine (health check): one that answers is enough."""
         return local_urls(*self.addresses[-1])

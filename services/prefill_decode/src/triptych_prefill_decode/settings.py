@@ -74,8 +74,8 @@ class PrefillDecodeSettings(DecodingSettings):
     """Preallocation of encoder output: `sync` grants rows of a budget to whole requests; `async` grants them
     without a budget."""
     core_policy: CorePolicy = "text_first"
-    """How engines on a CPU share the cores, or a GPU under MPS: `split`, `text_first` or `image_first`; also
-    sets the default of `decode_share`."""
+    """Policy by which engines on a CPU share the cores, or a GPU under MPS: `split`, `text_first` or
+    `image_first`; also sets the default of `decode_share`."""
     cores: tuple[NonNegativeInt, ...] = ()
     """JSON list of the cores that this engine owns, as many as `OMP_NUM_THREADS`; set by `up` and `demo`.
     Empty: it shares no cores."""

@@ -95,7 +95,7 @@ class ConsumerGroup:
     async def queued_s(self, entry: StreamEntry) -> float:
         """Return the seconds since `entry` was published, by Redis' clock."""
         age_s = self._age_s(entry)
-        if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
+        if age_s > CLOCK_CHECK_AGE_S:  # or Redis' clock was set: a wrong age would expire jobs
             await self._learn_clock()
             age_s = self._age_s(entry)
         return age_s

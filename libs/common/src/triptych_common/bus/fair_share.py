@@ -2,8 +2,8 @@
 
 A consumer that could take more must not take what others are about to take and would finish sooner. Redis
 serves consumers in the order in which they began to wait, whatever they hold and however fast they are. An
-entry is done when all that its consumer holds is done: so among equally fast ones it goes to the one that
-holds fewest, and a slow one takes an entry only where the fast ones hold so much more.
+entry is done when all that its consumer holds is done: among equally fast consumers it goes to the one that
+holds fewest, and a slow one takes an entry only if the fast ones hold enough more.
 """
 
 import math

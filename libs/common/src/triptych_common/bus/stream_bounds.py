@@ -1,8 +1,8 @@
 """Bounds of the number of entries in a stream, so that memory in Redis stays bounded if a reader stops.
 
 A stream of one instance grows only while its reader has stopped (handled entries are deleted). It is
-never trimmed, since entries that were not read would be lost unseen: it is full, and publishers hear
-it. The bound is soft by what publishers have under way when it is reached.
+never trimmed, since unread entries would be lost silently: it is full, and publishers get an error. The bound
+is soft by what publishers have under way when it is reached.
 
 Streams of jobs have a bound of their own, at the gateway, with an answer for the caller; `dead-letters` is
 trimmed.

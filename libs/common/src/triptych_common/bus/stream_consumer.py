@@ -31,8 +31,8 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-AHEAD_WAIT_S = 0.01  # that a consumer which holds more leaves the next entry to others
-AHEAD_BLOCK_MS = 100  # of its reads: Redis serves those first who began to wait before
+AHEAD_WAIT_S = 0.01  # for which a consumer that holds more leaves the next entry to others
+AHEAD_BLOCK_MS = 100  # block time of reads: Redis serves waiting consumers in the order in which they began
 
 _UNAVAILABLE = (RedisError, OSError)
 
@@ -347,7 +347,7 @@ class StreamConsumer:
 
     async def hand_back(self, entries: list[StreamEntry]) -> None:
         """Hand entries back; `Delivery.hand_back` describes it."""
-        # Not what was acked or handed back before: it may be another consumer's by now.
+        # Skip entries that were acked or handed back before: they may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
         self.notice_room()
         try:

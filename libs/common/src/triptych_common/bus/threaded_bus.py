@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 MAX_BATCH = 128
 READER_PREFETCH = 64
-MAX_QUEUED_S = 120.0  # of messages without a limit of their own; older ones mean nothing any more
+MAX_QUEUED_S = 120.0  # for messages without a limit of their own; older ones are worthless
 Callback = Callable[[Envelope], None]
 
 

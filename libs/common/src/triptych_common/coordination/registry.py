@@ -24,8 +24,8 @@ log = get_logger(__name__)
 
 INTERVAL_S = 1.0
 TTL_S = 4.0
-MAX_BEATS = 3  # for one that is due
-MAX_TTL_S = 30.0  # of a process that gets a core seldom; when it dies it is missed so late
+MAX_BEATS = 3  # for one heartbeat that is due
+MAX_TTL_S = 30.0  # for a process that rarely gets a core; its death is noticed as late
 NUM_PACED = 60  # heartbeats
 _FORGET_AFTER_S = 3600.0
 
@@ -195,7 +195,7 @@ class Registry:
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
                 except ResponseError as error:
-                    if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
+                    if is_out_of_memory(error):  # Redis stores nothing new, but renews existing records
                         await self._renew(record, ttl_s)
                     raise
                 return previous

@@ -40,8 +40,8 @@ from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
-FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
-MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
+FINISHED_S = 10.0  # for a result to reach its gateways before it counts as lost
+MAX_SENDS = 4  # of one job: if it vanishes again and again, something refuses it
 
 ClaimMode = Literal["new", "retry", "check"]
 
@@ -67,10 +67,10 @@ class ClaimResult(StrEnum):
 
 
 class Backlog(NamedTuple):
-    """Jobs that wait on a stream."""
+    """Jobs that wait on one store's stream."""
 
     num_jobs: int
-    oldest_s: float  # that the oldest of those that no encoder took has waited
+    oldest_s: float  # wait of the oldest job that no encoder took
 
 
 Backlogs = Mapping[str, Backlog]
@@ -90,7 +90,7 @@ class FlightClaim:
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
-    backlogs: Backlogs | None = None  # of an owner that asked for them
+    backlogs: Backlogs | None = None  # for an owner that asked for them
 
 
 class StartResult(StrEnum):
@@ -129,14 +129,14 @@ class SingleFlight:
         """Join `requesters` to the flight, or become its owner if there is none.
 
         Args:
-            namespace_digest: that `mm_hash` was made with; its encoders get the job.
+            namespace_digest: namespace of `mm_hash`; its encoders get the job.
             mode: `new`: ordered for the first time; `retry`: its failure was received; `check`: is it
                 still on its way?
-            job_id: of the job to publish, unless one is in flight.
-            attempt: of that job, unless Redis knows better.
+            job_id: id of the job to publish, unless one is in flight.
+            attempt: attempt number of that job, unless Redis has another.
             ttl_s: seconds until none of these waits any more.
             stores: to whose encoders the job may go.
-            has_encoders: each of them has some, so a job that waits for another's encoders is claimed anew.
+            has_encoders: each of them has some, so a job that waits for another's encoders is claimed again.
             with_backlog: an owner gets the backlogs of `stores` too, before it publishes.
         """
         reply = await self._run(

@@ -6,7 +6,7 @@
 
 No lock is taken to read or write: words that do not belong together make the choice of cores for one step
 unfit, and nothing else. The slot itself is held by a kernel lock of the "open file description" kind, which
-ends with its process, whatever kills it, and works between containers; a slot without it is nobody's.
+ends with its process, whatever kills it, and works between containers; a slot without it is free.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class CoreBoard:
         """Open the file, making it if needed, and take a free slot; `own` are the engine's cores.
 
         Raises:
-            CoreBoardError: as its docstring says.
+            CoreBoardError: the class describes the causes.
         """
         if any(not 0 <= core < MAX_CORES for core in own):
             raise CoreBoardError(f"cores above {MAX_CORES - 1} cannot be shared")
@@ -120,13 +120,13 @@ def _map(fd: int, path: Path) -> mmap.mmap:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         raise CoreBoardError(f"{path} is not a file of this user")
     if found.st_size == 0:
-        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill who writes
+        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill a writer
     elif found.st_size != _BOARD_BYTES:
         raise CoreBoardError(f"{path} is of another version")
     memory = mmap.mmap(fd, _BOARD_BYTES)
     header = _HEADER.unpack_from(memory)
     if header == (b"\0" * 8, 0):
-        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # who else comes now writes the same
+        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # any process that opens it now writes the same
     elif header != (_MAGIC, _VERSION):
         memory.close()
         raise CoreBoardError(f"{path} is of another version")

@@ -26,7 +26,7 @@ NORMAL, BELOW_NORMAL = 0, 1
 class MpsLimits:
     """MPS limits of one engine on a shared GPU. None: the control daemon's default."""
 
-    thread_percentage: int | None = None  # of the GPU's threads, at most; nothing is kept free for it
+    thread_percentage: int | None = None  # upper bound of the GPU's threads; none are reserved
     priority: int | None = None  # NORMAL or BELOW_NORMAL: a hint to CUDA, and no promise
 
     def environment(self) -> dict[str, str]:

@@ -24,8 +24,7 @@ def plan_cores(num_encoders: int, num_prefill_decodes: int, cores: Sequence[int]
     """Return the cores of each engine, encoders first: at least one each, shared if there are too few.
 
     Equal parts: while cores can be borrowed an idle engine's part is not lost, and while all are busy neither
-    encoding nor decoding may starve. What is left over goes to prefill_decodes first, since decoding does not
-    borrow.
+    encoding nor decoding may starve. Spare cores go to prefill_decodes first, since decoding does not borrow.
     """
     num_engines = num_encoders + num_prefill_decodes
     if num_engines == 0 or not cores:

@@ -15,7 +15,7 @@ class Work(IntEnum):
 
     IDLE = 0
     DECODE = 1  # a step of text: some tokens at most
-    PREFILL = 2  # a step with a prompt, or a part of one, and nobody decodes
+    PREFILL = 2  # a step with a prompt, or a part of one, and no decode
     ENCODE = 3
     CHUNK = 4  # a step with a part of a prompt, in which others decode
 
@@ -25,9 +25,9 @@ class EngineLoad:
     """One engine's worker, as the board shows it."""
 
     work: Work
-    cores: frozenset[int]  # that it owns
+    cores: frozenset[int]  # cores that it owns
     since_ns: int  # CLOCK_MONOTONIC, one for all processes of a host
-    before: Work = Work.IDLE  # what it did before it was idle
+    before: Work = Work.IDLE  # work before it was idle
 
 
 def cores_for(

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-HEAD_BYTES = 1 << 16  # that decide
+HEAD_BYTES = 1 << 16  # bytes that decide the format
 MAX_FTYP_BYTES = 1024
 MAX_EBML_BYTES = 64
-MAX_MP3_STARTS = 1000  # places that are looked at: the bytes are a stranger's
+MAX_MP3_STARTS = 1000  # places that are searched: the bytes are not trusted
 NUM_MP3_FRAMES = 3  # one behind the other, which are no accident
 _MP3_HEADER = re.compile(rb"(?=\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef])")  # layer III
 _MP3_KBPS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)

@@ -8,10 +8,9 @@ waits gets one turn in `MAX_PASSED` + n - 1 at least.
 
 Between the flows of a class: start-time fair queueing (Goyal, Vin and Cheng, 1996). The class has a clock
 that shows the start of its latest turn. A flow's turn starts when its last one ended, or now by that clock if
-that is later; it ends as much later as its work costs. The earliest start goes first. For two flows that both
-wait, what they got differs by no more than one turn's cost of each, however much one of them asks for; a flow
-that comes anew waits for no more than one turn of each other flow, and a flow that had nothing to do saves
-nothing up.
+that is later; it ends as much later as its work costs. The earliest start goes first. The shares of two
+waiting flows differ by at most one turn's cost of each, however much one of them asks for; a new flow waits
+for at most one turn of each other flow, and an idle flow saves nothing up.
 """
 
 from collections.abc import Collection
@@ -26,8 +25,8 @@ MAX_WAIT_TURNS = MAX_PASSED + len(LEVELS) - 1
 _KEPT_FLOWS = 256  # ends of idle flows are forgotten beyond that many
 
 
-MIN_COST = 0.25  # of the smallest image: each item is some work
-COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # where no header tells the size
+MIN_COST = 0.25  # cost of the smallest image: each item is some work
+COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # for items whose header has no size
 
 
 def turn_cost(modality: Modality, image: ImageProperties | None) -> float:

@@ -57,8 +57,8 @@ def mm_hash(
         modality: e.g. "image"; the same bytes read as another modality are another item.
         media_digest: from `media_digest`, of the media's bytes as received, not decoded.
         namespace_digest: from `namespace_digest`.
-        processor_options: what the request passes to the processor (`mm_processor_kwargs`), JSON values.
-        media_io_options: what the request passes to the media reader (`media_io_kwargs`), JSON values.
+        processor_options: the request's options of the processor (`mm_processor_kwargs`), JSON values.
+        media_io_options: the request's options of the media reader (`media_io_kwargs`), JSON values.
         tenant_salt: from `tenant_salt`; keeps tenants from seeing each other's items. "": shared.
         piece_rows: as in the item's `EncodeJob`: how its tensor is divided follows from it. 0: not at all.
 

@@ -25,8 +25,8 @@ def has_too_many_scans(jpeg: bytes) -> bool:
 def num_jpeg_scans(jpeg: bytes) -> int:
     """Return the passes over the image that decoding `jpeg` takes, `MAX_JPEG_SCANS` + 1 at most.
 
-    More than `MAX_JPEG_MARKERS` markers count as too many scans. What a decoder refuses anyway may be
-    answered either way.
+    More than `MAX_JPEG_MARKERS` markers count as too many scans. For files that a decoder refuses, any number
+    may be returned.
     """
     position = num_scans = 0
     for _ in range(MAX_JPEG_MARKERS):

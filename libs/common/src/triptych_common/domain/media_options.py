@@ -1,6 +1,6 @@
 """Processor and media options that a request may carry, and their bounds. Pure.
 
-By default none: an option changes what an image costs, and what the vision tower is given. An operator lists
+By default none: an option changes an image's cost, and the vision tower's input. An operator lists
 the options that callers may set; everything else is refused before any media are read, at the gateway and
 again at the encoder.
 """

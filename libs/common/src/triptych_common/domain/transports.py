@@ -35,7 +35,7 @@ class TransportCapabilities:
     transports: tuple[Transport, ...]
     device: str | None = None  # "GPU-..."
     slab_generation: int | None = None  # of the store whose slab it has mapped and read
-    store: str | None = None  # that it works with; None: it does not say
+    store: str | None = None  # store that it works with; None: not announced
 
     @classmethod
     def announced(cls, record: InstanceRecord) -> "TransportCapabilities":

@@ -41,10 +41,10 @@ class Envelope:
 
     message: Message
     traceparent: str | None = None
-    remaining_ms: int | None = None  # what the sender had left when it sent
+    remaining_ms: int | None = None  # time that the sender had left when it sent
     blob: bytes | None = field(default=None, repr=False)
     received_at: float = field(default_factory=time.monotonic)  # seconds, this process's monotonic clock
-    queued_s: float = 0.0  # how long the entry waited in its stream, by Redis' clock; 0 when not known
+    queued_s: float = 0.0  # wait of the entry in its stream, by Redis' clock; 0 if unknown
 
     @property
     def deadline(self) -> float | None:

@@ -1,11 +1,11 @@
 """Item record: what a language model needs to know of media that it never sees.
 
-The encoder's renderer is the only one that looks at the media. What it made of them is recorded: the tokens
+The encoder's renderer is the only one that looks at the media. The record keeps its results: the tokens
 that stand for the item in the prompt, which of them are embeddings, and the few fields that the language
 model itself reads (grids, lengths, seconds). An engine without an encoder replays the record, so that every
 family of models is served in one way, and nothing is preprocessed twice.
 
-It follows from the mm_hash alone, and is kept with it. Its form is part of what the namespace digest covers.
+It follows from the mm_hash alone, and is kept with it. The namespace digest covers its form.
 No part of it is code: names, numbers, and arrays of numbers.
 """
 

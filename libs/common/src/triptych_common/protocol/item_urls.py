@@ -20,7 +20,7 @@ _ITEM_ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ItemUrl:
-    """Parsed URL of a media item."""
+    """Id and raw media of a parsed item URL."""
 
     item_id: str  # an mm_hash; of raw media `domain.hashing.raw_item_id`
     data_url: str | None  # of raw media
@@ -40,7 +40,7 @@ def parse_item_url(url: str) -> ItemUrl | None:
     """Parse an item URL; None for any other URL.
 
     Raises:
-        ValueError: it is of this scheme, and says nothing.
+        ValueError: it is of this scheme and malformed.
     """
     if not url.startswith(SCHEME):
         return None

@@ -67,7 +67,7 @@ class Requester(Message):
     prefill_decode: Name
 
 
-RequesterKey = tuple[str, int]  # (request id, item index): what tells requesters apart
+RequesterKey = tuple[str, int]  # (request id, item index), unique per requester
 
 
 def requester_key(requester: Requester) -> RequesterKey:
@@ -89,7 +89,7 @@ class ImageProperties(Message):
 class EncodeClass(StrEnum):
     """Classes of encode jobs, first served first; none waits for ever (`domain.fair_turns`)."""
 
-    INTERACTIVE = "interactive"  # somebody waits for the answer
+    INTERACTIVE = "interactive"  # a caller waits for the answer
     BATCH = "batch"  # of a batch, or of a request of low priority
     AHEAD = "ahead"  # of an uploaded file that no request has named yet
 
@@ -112,7 +112,7 @@ class EncodeJob(Message):
     piece_rows: NonNegativeInt = 0  # of a video: the fewest that a piece of it has; 0: it stays in one
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
-    namespace_digest: NamespaceDigestText  # what mm_hash was made with; encoders of another one refuse it
+    namespace_digest: NamespaceDigestText  # namespace of the mm_hash; encoders of another one refuse it
     encode_class: EncodeClass = EncodeClass.INTERACTIVE
     flow: Flow = ""  # jobs of one flow share its turns: a digest that stands for a tenant, or an API key
 
@@ -130,7 +130,7 @@ class EncoderCacheMetadata(Message):
     width: PositiveInt  # columns: of this item, since modalities differ; above the hidden size with DeepStack
     dtype: Literal["float32", "bfloat16", "float16"]
     num_bytes: PositiveInt
-    record: ItemRecord  # what prefill_decode's renderer needs of the item
+    record: ItemRecord  # for prefill_decode's renderer
     encoder: Name
     store: Name
     sealed: bool  # True: the entry was in the store already, nothing will be encoded
@@ -240,7 +240,7 @@ class Compute(Message):
 
     sharing: Sharing
     policy: str | None = None  # None: none has an effect
-    cores: tuple[NonNegativeInt, ...] = ()  # of the CPU, that it owns; none: wherever its threads run
+    cores: tuple[NonNegativeInt, ...] = ()  # CPU cores that it owns; empty: any
     gpu: str | None = None  # as in CUDA_VISIBLE_DEVICES; None: the CPU
     num_engines: PositiveInt = 1  # on this GPU, as planned
     num_multiprocessors: PositiveInt | None = None  # of the GPU, that it may use at once
@@ -257,15 +257,15 @@ class KvTransfer(Message):
 
     connector: Name  # vLLM's name of its KV connector
     compatibility: Name
-    lease_s: PositiveFloat  # a prefilled KV cache that nobody asks for is freed after that long
+    lease_s: PositiveFloat  # a prefilled KV cache that no instance reads is freed after that long
 
 
 class ServingLoad(Message):
     """Load of a language-model instance at its last heartbeat, inside `InstanceRecord`."""
 
-    num_beats: PositiveInt  # grows with each heartbeat of this boot: tells a new load from one seen before
+    num_beats: PositiveInt  # grows with each heartbeat of this boot: a load is new if it grew
     num_running: NonNegativeInt  # requests that its engine computes
-    num_waiting: NonNegativeInt  # that it has besides: for their turn, or for their items
+    num_waiting: NonNegativeInt  # requests that wait for their turn or their items
     kv_usage: Annotated[float, Field(ge=0, le=1)] | None = None  # of its KV cache; None: it does not know
 
 
@@ -282,7 +282,7 @@ class FabricEndpoint(Message):
 
     host: HostText | None = None  # None: nothing listens, links come through Redis alone
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    generation: PositiveInt  # of its store: entries that a directory names with another one are gone
+    generation: PositiveInt  # its store's generation: directory entries of another one are gone
     transports: tuple[FabricTransport, ...] = Field(
         default=(FabricTransport.TCP,), min_length=1
     )  # best first
@@ -298,7 +298,7 @@ class FabricLink(Message):
     num_bytes: NonNegativeInt = 0  # sent since the agent started
     bytes_per_s: NonNegativeFloat | None = None  # of the last transfer that ended well
     failure: Name | None = None  # the last one's kind; None: none has failed
-    failed_s: NonNegativeFloat | None = None  # how long ago
+    failed_s: NonNegativeFloat | None = None  # seconds since the failure
 
 
 class FabricLoad(Message):
@@ -342,11 +342,11 @@ class InstanceRecord(Message):
     kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again
     kv_cache_tokens: PositiveInt | None = None  # that its KV cache holds
-    load: ServingLoad | None = None  # None: it does not say
-    model_version: Name | None = None  # its operator's label; instances with another one are told apart
+    load: ServingLoad | None = None  # None: not announced
+    model_version: Name | None = None  # its operator's label; distinguishes versions of a model
     host: Name | None = None  # the machine; people read it. Instances of one `store` are near each other
     fabric: FabricEndpoint | None = None  # of a fabric agent
-    fabric_load: FabricLoad | None = None  # likewise; None: it does not say
+    fabric_load: FabricLoad | None = None  # None: not announced
 
 
 class ItemTransfer(Message):

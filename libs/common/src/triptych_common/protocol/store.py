@@ -2,7 +2,7 @@
 
 A client sends `StoreCommand`s, each with a `seq` of its own; the store answers each with one
 `StoreReply` of the same `seq`, in any order. Pushes (`EntrySealed`, `WriterLost`) have `seq` 0.
-Bytes of tensors never travel here: a `Descriptor` says where in the region they are.
+Bytes of tensors never travel here: a `Descriptor` has their place in the region.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Messages about entries that go from one host's store to another's. docs/design/fabric.md says how.
+"""Messages about entries that go from one host's store to another's. docs/design/fabric.md describes it.
 
 A gateway orders a transfer from the fabric agent beside the store that has the entries, or will have them;
-that agent pushes them, and tells the gateways what came of it. Bytes of tensors do not travel here.
+that agent pushes them and reports the result to the gateways. Bytes of tensors do not travel here.
 """
 
 from enum import StrEnum
@@ -30,13 +30,13 @@ class TransferOrder(Message):
     entries: tuple[MmHashText, ...] = Field(min_length=1, max_length=MAX_PIECES)  # its own, or its pieces'
     source: Name  # store
     target: Name  # store
-    gateway: Name | None = None  # which hears what came of it; None: nobody
-    encode_class: EncodeClass = EncodeClass.INTERACTIVE  # what somebody waits for goes first
+    gateway: Name | None = None  # gateway that gets the result, if any
+    encode_class: EncodeClass = EncodeClass.INTERACTIVE  # items that callers wait for go first
 
 
 class TransferFailureKind(StrEnum):
-    ABSENT = "absent"  # the source has not got it, and nobody writes it there
-    WRITER_LOST = "writer_lost"  # whoever wrote it at the source went away
+    ABSENT = "absent"  # the source lacks it, and no process writes it there
+    WRITER_LOST = "writer_lost"  # its writer at the source ended
     UNREACHABLE = "unreachable"  # the target's agent is not registered, cannot be reached, or went silent
     REFUSED = "refused"  # the target's agent does not let us in, or takes no such entry
     TARGET_FULL = "target_full"  # no space at the target within the deadline
@@ -81,7 +81,7 @@ class EntryPlace(Message):
     """Place of an entry in the directory: a store that had it when last reported."""
 
     store: Name
-    generation: PositiveInt  # of the store then; of another one's life: gone
+    generation: PositiveInt  # the store's generation then; with another one the entry is gone
     num_bytes: PositiveInt
 
 

@@ -6,7 +6,7 @@
     redis+sentinel://[...@]host[:port],...[:...]/service[/database]   the primary that sentinels name
     rediss+sentinel://...                                    the same, Redis by TLS
 
-Options go into the query. How long anything may take is not among them: that is this package's part
+Options go into the query. Timeouts are not among them: this package sets them
 (a socket timeout below the block time of a read would send reads twice).
 """
 

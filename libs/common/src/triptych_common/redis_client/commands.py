@@ -38,7 +38,7 @@ async def run_command(
     A reply that is slow is waited for, never asked for twice.
 
     Args:
-        retry_for_s: how long it is tried again; 0: never; None: as long as the limit allows.
+        retry_for_s: seconds of retries; 0: none; None: as long as the limit allows.
 
     Raises:
         BusRefusedError: login, rights or certificate are wrong; at once.

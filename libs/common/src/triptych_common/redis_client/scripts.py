@@ -1,6 +1,6 @@
 """Lua scripts: `lua/{name}.lua` of the package that runs them. Redis runs each as one step.
 
-A script's header names what it is given. The names are local variables of the script, and keyword arguments
+A script's header names its arguments. The names are local variables of the script, and keyword arguments
 of `LuaScript.arguments`; with a `*` the last one is a table of all that follow:
 
     -- KEYS: flight stream

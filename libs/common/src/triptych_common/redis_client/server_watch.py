@@ -1,9 +1,9 @@
 """Detect that Redis was restarted, failed over or emptied.
 
 Every new connection asks for the server's run id, which no two lives of a Redis share. A run id that differs
-from the last one, or a group that was there and is gone, is a change, and the callbacks are called. Whether
-data were lost with it cannot be known (a replica or a snapshot may lack the last second), so callers do again
-what they still wait for; everything on the streams is idempotent.
+from the last one, or a group that was there and is gone, is a change, and the callbacks are called. A loss of
+data cannot be excluded (a replica or a snapshot may lack the last second), so callers repeat the steps they
+still wait for; everything on the streams is idempotent.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ class RegionMapping:
         the first use of each page costs a fault, which more than doubles the time of a first copy.
 
         A mapping is writable in the memory-management sense by default even for consumers: torch warns
-        about tensors on read-only memory. Nobody but a reservation's writer writes.
+        about tensors on read-only memory. Only a reservation's writer writes.
 
         Raises:
             StoreUnavailableError: the file is missing, not ours to open, or shorter than `num_bytes`.

@@ -1,7 +1,7 @@
 """Large pages for the region, where its tmpfs gives them: fewer entries in page tables, fewer TLB misses.
 
 Whether it does is up to the mount (`huge=` among its options) or, for /dev/shm, the machine's
-(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; what came of it is in smaps.
+(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; smaps has the result.
 """
 
 import mmap

@@ -2,7 +2,7 @@
 
 A tensor of megabytes is next read by another process, on another core. An ordinary copy first reads every
 line of its target into the cache, only to overwrite it; streaming stores write the lines straight to
-memory, which takes half the time, and leaves in the caches what the engine has there. libc streams only
+memory, which takes half the time, and leaves the engine's data in the caches. libc streams only
 what exceeds most of the last-level cache, on large servers some hundred MiB, so the loop is our own: a few
 lines in LLVM's language, compiled for this machine by llvmlite, which comes with vLLM. Where that is
 missing, libc copies.

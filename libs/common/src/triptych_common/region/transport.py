@@ -44,7 +44,7 @@ class TensorReader(Protocol):
         is not called.
 
         Raises:
-            TriptychError: the tensor cannot be had; only what waits for it fails.
+            TriptychError: the tensor cannot be read; only requests that wait for it fail.
         """
 
     def close(self) -> None: ...

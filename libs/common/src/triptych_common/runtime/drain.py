@@ -48,7 +48,7 @@ class DrainGate:
 
     Args:
         app: the application.
-        guards: whether requests for a path are counted and refused; others (health) always pass.
+        guards: tells by path which requests are counted and refused; others (health) always pass.
         body_of: the body of a refusal, by its path.
     """
 

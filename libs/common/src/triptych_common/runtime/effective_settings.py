@@ -19,7 +19,7 @@ def effective_settings(settings: BaseSettings, sources: Mapping[str, Mapping[str
     """Return a line for each setting: `name = value  # origin`.
 
     Args:
-        sources: what each source had, by its name; the first that has a setting wins.
+        sources: settings of each source, by its name; the first that has a setting wins.
     """
     lines = []
     for name, field in type(settings).model_fields.items():

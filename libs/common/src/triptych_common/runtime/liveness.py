@@ -1,4 +1,4 @@
-"""Tells a process that hangs from one that is slow: by its answers, and by the CPU time that it uses.
+"""Distinguish a process that hangs from a slow one, by its answers and its CPU time.
 
 A process that answers lives, and so does one that gets CPU time, waits for a core behind other programs,
 waits for a disk, or is held by a debugger: however late it answers, it is never taken for hung. One that is

@@ -56,7 +56,7 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
     """Create `path` as 0700, or check that it is.
 
     Args:
-        name: what the directory is, for errors.
+        name: name of the directory in errors.
 
     Raises:
         RunDirError: not a directory, owned by another user, or open to group or world.

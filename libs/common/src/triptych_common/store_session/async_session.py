@@ -25,7 +25,7 @@ OnReconnect = Callable[[Welcome], None]
 
 
 class AsyncStoreSession:
-    """A session with the store. `welcome` says where the region is; it is renewed by a reconnect.
+    """A session with the store. `welcome` has the region's place; a reconnect renews it.
 
     The callbacks run in the event loop and must not block; `on_disconnect` runs once at the session's end,
     with None after `close`. With `reconnect_timeout_s` a break of that length is bridged: pins and

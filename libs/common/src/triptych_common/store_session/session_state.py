@@ -1,7 +1,7 @@
 """Requests, replies and pushes of one session, matched across connections. Pure: no socket, no clock.
 
 Shared by the thread-based and the asyncio session, generic in what stands for a pending reply
-(`concurrent.futures.Future`, `asyncio.Future`). How a session survives a restart: `resumption`.
+(`concurrent.futures.Future`, `asyncio.Future`). `resumption` describes how a session survives a restart.
 """
 
 import itertools
@@ -171,7 +171,7 @@ class SessionOptions:
     on_disconnect: Callable[[Exception | None], None] | None = None
     on_reconnect: Callable[[Welcome], None] | None = None
     timeout_s: float = 10.0  # to connect and be welcomed
-    reconnect_timeout_s: float = 0.0  # how long a break is bridged; 0: the session ends with its connection
+    reconnect_timeout_s: float = 0.0  # break that is bridged; 0: the session ends with its connection
     namespace_digest: str | None = None
 
 

@@ -41,7 +41,7 @@ _Request = Request[Future[StoreReply]]
 
 
 class StoreSession:
-    """A session with the store. `welcome` says where the region is; it is renewed by a reconnect.
+    """A session with the store. `welcome` has the region's place; a reconnect renews it.
 
     `on_push`, `on_reconnect` and the callbacks of futures run in the reader thread: they must not block,
     and must not wait for another reply. `on_disconnect` runs there once, at the session's end, with None

@@ -26,7 +26,7 @@ async def request_within(
     future = session.submit(command)
     try:
         await asyncio.wait({future}, timeout=timeout_s)
-    except asyncio.CancelledError:  # perhaps just when the answer came: nobody takes it
+    except asyncio.CancelledError:  # the answer may have arrived just now: undo it
         future.add_done_callback(undo_late)
         raise
     if not future.done():

@@ -38,7 +38,7 @@ class LimitedLog:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.end_interval)
 
     def end_interval(self) -> None:
-        """Write the number of suppressed lines, and start anew."""
+        """Write the number of suppressed lines, and start again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

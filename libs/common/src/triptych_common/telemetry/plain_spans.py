@@ -1,7 +1,7 @@
 """Spans that cost little: OpenTelemetry's own take four times as long, for limits, locks and samplers.
 
-A `PlainSpan` belongs to one thread at a time, as every span of ours does, and holds what it is given. When it
-ends it becomes what OpenTelemetry's processors and exporters take. A sampler of OpenTelemetry's decides
+A `PlainSpan` belongs to one thread at a time, as every span of Triptych does, and holds its values. At its
+end it becomes a span for OpenTelemetry's processors and exporters. A sampler of OpenTelemetry's decides
 whether a trace is sampled, as a rule by the parent's flag. Spans of others can be held (`tail_sampling`);
 else they are not recorded.
 """

@@ -43,7 +43,7 @@ class SpanRecord:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is the gateway's span of a whole request; its name contains the model's."""
+        """True for the gateway's span of a whole request; its name contains the model's."""
         return self.kind == "server" and REQUEST_ID in self.attributes
 
     @property

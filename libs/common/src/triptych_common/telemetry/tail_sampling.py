@@ -17,8 +17,8 @@ SpanT = TypeVar("SpanT")
 class TailSampling:
     """Rules for unsampled requests whose spans are kept all the same."""
 
-    errors: bool = True  # those whose first span failed
-    slow_ms: float = 0.0  # those whose first span took at least so long; 0: none for that
+    errors: bool = True  # keep requests whose first span failed
+    slow_ms: float = 0.0  # keep requests whose first span took this long; 0: none for that
 
     @property
     def is_on(self) -> bool:

@@ -7,9 +7,9 @@ Each is half of the bound at most. Files of ended processes are kept for later r
 service, with no more bytes together than one process may have.
 
 No span is kept much longer than the age that is allowed, and none goes before half of it but for the
-bytes: the first file is moved aside when its oldest span has half the age, and what was moved, or left by
-processes that have ended, goes when its newest has all of it. That is looked at when a process starts,
-and while it writes, every `CHECK_S` at most.
+bytes: the first file is moved aside when its oldest span has half the age, and a file that was moved, or left
+by an ended process, is removed when its newest span has all of it. This is checked when a process starts, and
+while it writes, every `CHECK_S` at most.
 """
 
 import fcntl

@@ -202,7 +202,7 @@ def context_from(traceparent: str | None) -> Context:
 def context_of_headers(headers: Mapping[str, Sequence[str]]) -> Context:
     """Return the context of `traceparent` and `tracestate`, by lower-case names; empty if they are invalid.
 
-    More than one `traceparent` is none: which of them was meant is not known.
+    Several `traceparent`s count as none, since they are ambiguous.
     """
     if len(headers.get("traceparent", ())) != 1:
         return Context()

@@ -12,7 +12,7 @@ from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 
 class FabricSettings(ServiceSettings, MetricsSettings):
-    """Settings of the fabric agent, which does not start with neither a key nor certificates."""
+    """Settings of the fabric agent; without a key and without certificates it does not start."""
 
     config_section = "fabric"
 

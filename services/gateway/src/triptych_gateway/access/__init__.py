@@ -5,7 +5,7 @@ api_keys_file    the file of API keys; `api_keys_watch` reads it again when it c
 callers          a caller's name, tenant and limits, and the tenant's salt
 request_limiter  bounds on requests, and on the bytes of their media, of all callers
 key_limiter      holds the requests of each key to its limits, over all gateways
-key_limits         the limits, what a request costs of them, and what answers tell of them
-answer_usage       how many tokens an answer took
-cors             which web pages may call the API
+key_limits         the limits, a request's cost, and the headers of answers
+answer_usage       token usage of an answer
+cors             web pages that may call the API
 """

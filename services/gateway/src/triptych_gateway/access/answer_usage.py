@@ -89,7 +89,7 @@ class AnswerUsage:
                 if message.get("more_body"):
                     if not body:
                         return
-                elif self._waiting:  # it breaks off: what comes is the error
+                elif self._waiting:  # the stream broke off: the next event is the error
                     body = self._take_waiting(None) + body
                 message["body"] = body
             await send(message)

@@ -44,7 +44,7 @@ class ApiKeysFileError(TriptychError):
 
 
 class ApiKeyEntry(KeyLimits):
-    """One API key and its limits."""
+    """Entry of the file: one API key and its limits."""
 
     name: PlainName
     sha256: Sha256 = Field(repr=False)

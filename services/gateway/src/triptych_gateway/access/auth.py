@@ -39,7 +39,7 @@ class ApiKeys:
         """
         for entry in entries:
             if entry.sha256 in self._plain:
-                raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
+                raise TriptychError(f"the API key {entry.name} is in both api_keys and api_keys_file")
         named = {
             entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits, is_operator=entry.operator)
             for entry in entries
@@ -51,7 +51,7 @@ class ApiKeys:
 
         Args:
             authorization: the header of this name.
-            plain_key: of another header, where clients show it so; read if there is no bearer token.
+            plain_key: key of another header, read if there is no bearer token.
 
         Raises:
             RequestError: 401.

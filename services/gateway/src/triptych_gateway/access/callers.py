@@ -51,7 +51,7 @@ class Caller:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Fields for logs and spans."""
+        """Names of key and tenant, as fields for logs and spans."""
         fields = {"api_key_name": self.key_name, "tenant": self.tenant}
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -33,7 +33,7 @@ from triptych_gateway.metrics import GatewayMetrics
 
 log = get_logger(__name__)
 
-LEASE_S = 30.0  # of a place: the bound within which those of a gateway that died are free again
+LEASE_S = 30.0  # of a place: within it the places of a dead gateway are free again
 RENEW_S = 10.0
 RETRY_S = 1.0  # while Redis is away
 MAX_PLACES = 1000  # given back by one command

@@ -33,7 +33,7 @@ _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])  # of a bo
 
 
 class KeyLimits(BaseModel):
-    """Limits of one API key."""
+    """Limits of one API key; None is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class KeyLimits(BaseModel):
 
     @property
     def rates(self) -> dict[str, int]:
-        """Limits per minute, by rate."""
+        """Limits per minute that are set, by rate."""
         limits = {
             REQUESTS: self.requests_per_minute,
             TOKENS: self.tokens_per_minute,
@@ -70,7 +70,7 @@ class KeyLimits(BaseModel):
         """Return `body` with the key's priority, or the lower one that it asks for.
 
         Raises:
-            RequestError: 400, what it asks for is no priority.
+            RequestError: 400, the requested priority is invalid.
         """
         if self.priority is None:
             return body
@@ -102,7 +102,7 @@ class RequestDemand:
     body: dict[str, Any]  # as sent, parsed
     num_prompt_bytes: int  # of the body without its media
     num_media_bytes: int  # of the media that the body holds
-    takes_stream_options: bool = True  # as completions do; other endpoints' streams tell their usage unasked
+    takes_stream_options: bool = True  # as in completions; other streams report their usage unasked
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,7 @@ class RequestLimiter:
         self.max_media_bytes = max_media_bytes
         self.num_requests = 0
         self.media_bytes = 0
-        self._request_s = 0.0  # mean time of a request of late
+        self._request_s = 0.0  # mean time of recent requests
         self._free_at = 0.0  # monotonic seconds; when the place is free that is not promised yet
 
     def hold_request(self) -> "RequestPlace":

@@ -33,7 +33,7 @@ class PriorResponse:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as it arrived."""
+    """One request as it arrived: its caller, times, headers and span."""
 
     request_id: RequestId
     caller: Caller
@@ -44,10 +44,10 @@ class Arrival:
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
     encode_header: str | None = None  # as sent: whose encode its media shall get
-    priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
-    session: str = ""  # what the caller calls the conversation; "": nothing
+    priority: int = 0  # lower is earlier; of the caller's key, or a later one that the request asked for
+    session: str = ""  # caller's name of the conversation; "": none
     demand: RouteDemand = ANYWHERE
-    variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
+    variant: Variant | None = None  # variant that its media are named for; None: it has no media
     variant_reason: VariantReason | None = None
     left: frozenset[tuple[str, str]] = frozenset()  # keys of the variants that it has left
     losses: InstanceLosses = field(default_factory=InstanceLosses)
@@ -69,7 +69,7 @@ class Dispatch:
     endpoint: Endpoint = CHAT
     path: str | None = None  # with a query, if there is one; None: the endpoint's
     content_type: str = "application/json"
-    routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
+    routing: RoutingRequest | None = None  # facts for the choice of an instance; None: its load alone
 
 
 def encode_class_of(arrival: Arrival, body: Mapping[str, Any]) -> EncodeClass:

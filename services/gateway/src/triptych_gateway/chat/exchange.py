@@ -82,8 +82,8 @@ class ChatParts:
     media_serving: MediaServing
     forwarder: Forwarder
     chunk_timeout_s: float
-    cut_off: CutOff  # for when the time to drain is over
-    recents: RecentRequests | None = None  # None: nobody looks at requests
+    cut_off: CutOff  # ends requests when the time to drain is over
+    recents: RecentRequests | None = None  # None: the page at `/ui` is off
     refusals: LimitedLog = field(default_factory=lambda: LimitedLog(log))
 
 

@@ -32,10 +32,10 @@ HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
 """Headers of llm-d by stage. The first one present counts, as in llm-d's sidecar."""
 
 MAX_HOSTS = 64
-MAX_PROMPT_CHARS = 256  # of a prompt without messages, which stand for its conversation
-MAX_PROMPT_TOKENS = 64  # likewise
+MAX_PROMPT_CHARS = 256  # prompt without messages, whose beginning stands for its conversation
+MAX_PROMPT_TOKENS = 64  # the same in tokens
 MAX_TEXT_CHARS = 4096  # of a message's text
-_FIRST_FIELDS = ("system", "instructions")  # what comes before all messages, in some forms of chats
+_FIRST_FIELDS = ("system", "instructions")  # fields before all messages, in some forms of chats
 _VERSION = TypeAdapter(Name)
 
 
@@ -105,7 +105,7 @@ def _parse_hosts(header: str, value: str) -> frozenset[str]:
     for each in hosts[: MAX_HOSTS + 1]:
         host, _, port = each.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or len(port) > 5:
-            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is no host:port", header)
+            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is not host:port", header)
         found.add(join_host(host.removeprefix("[").removesuffix("]"), int(port)))
     if not 0 < len(hosts) <= MAX_HOSTS:
         message = f"{header} must name 1 to {MAX_HOSTS} instances"

@@ -30,8 +30,8 @@ COUNT_FIELD = "max_completion_tokens"
 class SoundRequest:
     """Valid request with audio in a form."""
 
-    body: dict[str, Any]  # what is read of its fields
-    form: bytes  # what is sent
+    body: dict[str, Any]  # fields that the gateway reads
+    form: bytes  # form to send
     content_type: str
     model: str  # "": the caller names none
     stream: bool
@@ -48,7 +48,7 @@ class SoundRequest:
             RequestError: 400, it is not.
         """
         if not self.body.get(COUNT_FIELD):
-            message = f"{COUNT_FIELD} must be set for sounds: this API key has a limit of tokens"
+            message = f"{COUNT_FIELD} must be set for audio: this API key has a limit of tokens"
             raise RequestError(400, "missing_field", message, COUNT_FIELD)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
@@ -111,7 +111,7 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
             shown = name[:MAX_NAME_CHARS]
             raise RequestError(400, "field_not_allowed", f"{shown} may not be set by callers", shown)
     if container_of(bytes(sound[:HEAD_BYTES]), AUDIO_CONTAINERS) is None:
-        message = f"{FILE_FIELD} is no audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
+        message = f"{FILE_FIELD} is not audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
         raise RequestError(400, "invalid_audio", message, FILE_FIELD)
     boundary = secrets.token_hex(16)
     form = _written(fields, sound, boundary)

@@ -16,18 +16,18 @@ from triptych_gateway.endpoints.endpoint import ChatForm
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
-_ERROR = b'"error"'  # in text its quotes would be escaped
-_ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a token
+_ERROR = b'"error"'  # this and the patterns below match no text, where quotes are escaped
+_ROLE = b'"role"'  # vLLM's first event of each choice, without a token
 _DONE_EVENT = DONE + _END
-_USAGE = b'"choices":[]'  # likewise: the event with the usage alone
+_USAGE = b'"choices":[]'  # the event with the usage alone
 _NAME = b"event:"
-_LAST = {  # how the last event begins
+_LAST = {  # beginning of the last event
     ChatForm.COMPLETIONS: DONE,
     ChatForm.MESSAGES: b"event: message_stop",
     ChatForm.RESPONSES: b"event: response.completed\n",
 }
-_DELTA = b'"type":"content_block_delta"'  # likewise: of the Messages API, with what a token brings
-_SIGNATURE = b'"type":"signature_delta"'  # likewise: no token
+_DELTA = b'"type":"content_block_delta"'  # event of the Messages API with a token's text
+_SIGNATURE = b'"type":"signature_delta"'  # event without a token
 _RESPONSE_DELTA = b".delta\ndata:"  # of responses: no line of data has a line break in it
 
 

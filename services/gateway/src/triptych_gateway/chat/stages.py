@@ -6,8 +6,8 @@
 Nothing has been sent to the client until then, so whatever fails can begin again elsewhere
 (`StageFailedError`), from the prefill on: a KV cache is handed over once. Only one that a draining instance
 did not take is offered to another. While a request decodes, nothing of it is left at the instance that has
-prefilled: the one that decodes has read its KV cache, or told it to drop it. If the caller leaves between
-both, the KV cache is kept until its lease ends.
+prefilled: the decode instance has read its KV cache, or had it dropped. If the caller leaves between both,
+the KV cache is kept until its lease ends.
 
 The first event of an instance that decodes is a token's: its host holds answers back until its engine has put
 something out (`triptych_prefill_decode.kv_errors`).
@@ -50,8 +50,8 @@ from triptych_gateway.routing.ways import WayReason
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
 BROKE_OFF = "broke_off"  # while it had the request
-PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
-KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes of who decodes
+PREFIX_NOT_HELD = "prefix_not_held"  # from the decode instance: an item would have to be computed
+KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes from the decode instance
 ITEM_FAILURE_GRACE_S = 0.1
 
 
@@ -69,7 +69,7 @@ class StageFailedError(TriptychError):
         """Store the failure; `error` is for the caller if no other instance does better."""
         super().__init__(detail)
         self.record, self.stage, self.reason, self.error = record, stage, reason, error
-        self.handover: dict[str, Any] | None = None  # where a KV cache is that it has not taken
+        self.handover: dict[str, Any] | None = None  # place of a KV cache that it has not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Stages:
         if dispatch.media_wait is not None:
             dispatch.media_wait.on_prefilled(record.instance)
         if handover is None:
-            error = unavailable("handover_failed", "the instance that prefilled keeps no KV cache")
+            error = unavailable("handover_failed", "the prefill instance keeps no KV cache")
             raise StageFailedError(record, ServingStage.PREFILL, "no_handover", error.message, error)
         return handover
 
@@ -236,7 +236,7 @@ async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError as error:
-        raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+        raise RequestError(504, "deadline_exceeded", "no token arrived in time") from error
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
@@ -248,7 +248,7 @@ async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
     if dispatch.media_wait is None or error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return
     if time.monotonic() >= dispatch.media_wait.deadline:
-        raise unavailable("deadline_exceeded", "the media were not there in time") from error
+        raise unavailable("deadline_exceeded", "the media were not encoded in time") from error
     try:
         async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
             await dispatch.media_wait.wait_failure()

@@ -17,7 +17,7 @@ from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 log = get_logger(__name__)
 
-PIECE_BYTES = 64 << 10  # of a whole answer: what may lie in a connection's buffer that nobody reads
+PIECE_BYTES = 64 << 10  # of a whole answer: bound on the unread bytes in a connection's buffer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -40,7 +40,7 @@ class ClientStream:
         self._send = wrap(self._send)
 
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
-        """Begin a good answer (200)."""
+        """Begin a good answer (status 200)."""
         both = {**self._headers, **headers}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True
@@ -87,7 +87,7 @@ async def relay_stream(
     """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Args:
-        timeout_s: for each chunk, to come, and to be taken by the client.
+        timeout_s: seconds for each chunk to arrive, and for the client to read it.
         times: records when tokens pass.
         facts: gets the events that pass, unless None.
 

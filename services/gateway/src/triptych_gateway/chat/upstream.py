@@ -33,7 +33,7 @@ TOO_LONG_PHRASES = (
     "exceeds the max_model_len",
 )
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
-# vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
+# vLLM's Messages API cannot read an error in its own chat stream, and reports that with the error's end.
 _HIDDEN_START, _HIDDEN_CODE, _HIDDEN_END = "input_value={'error': {", "'code': 4", "}}, input_type="
 MAX_ERROR_BYTES = 64 << 10
 MAX_MESSAGE_CHARS = 2000  # of an error's text, cut before anything looks at it
@@ -86,7 +86,7 @@ class Answer:
         """Return further whole events; b"" at the end, which may be too early (`is_done`).
 
         Raises:
-            UPSTREAM_ERRORS: the connection broke off, or what came is no HTTP.
+            UPSTREAM_ERRORS: the connection broke off, or the answer is no HTTP.
         """
         return await _next_events(self._response, self._cutter)
 

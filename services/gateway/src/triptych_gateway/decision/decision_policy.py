@@ -1,14 +1,14 @@
 """Decision policy: remote or local encode of a request's media. Pure; one object per namespace.
 
-Rules first, then the break-even: the instance encodes when that is predicted to end sooner, what it costs the
-streams there included. Two bounds keep the decision from flapping: it begins to help when it is ahead by
-`MARGIN`, and ends when it is behind. Before anything was encoded there, the prediction is taken from the
-encoders' costs, and must be ahead by `UNMEASURED_MARGIN`.
+Rules first, then the break-even: the instance encodes when that is predicted to end sooner, with the cost for
+the streams there. Two bounds keep the decision from flapping: it begins to help when it is ahead by `MARGIN`,
+and ends when it is behind. Before anything was encoded there, the prediction is taken from the encoders'
+costs, and must be ahead by `UNMEASURED_MARGIN`.
 
 Exploration: as long as no encode there was measured, a small share of requests goes there, on an idle
 instance, where that is predicted to cost little.
 
-Where the instance computes on what the encoders compute on, it adds no cores and no GPU: as soon as anything
+An instance that shares compute with the encoders adds no cores and no GPU: as soon as anything
 is under way, one encode here is one less there, and the handover is what lets both stages go on at once. So
 it helps such encoders only when all are idle, where it may save the handover (`idle_ways`).
 """

@@ -102,7 +102,7 @@ class LearnedAnswering(Answering):
 
 
 class EncodeDecisions:
-    """Decisions of one gateway."""
+    """Decisions of one gateway, with all that they learn from."""
 
     def __init__(
         self,

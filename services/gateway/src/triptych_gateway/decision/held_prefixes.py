@@ -1,7 +1,7 @@
 """HeldPrefixes: conversations, up to a message, that a decode instance has answered. Pure.
 
 Its KV cache has their prompt then, as a rule, items included: the next turn needs no prefill elsewhere, as
-long as what is new is text. A guess: the instance refuses what it does not hold any more.
+long as what is new is text. This is a guess: the instance refuses a prompt that it does not hold any more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,11 +1,11 @@
 """IdleWays: the way with the sooner first token on an idle system, as measured. Pure.
 
-Where an instance computes on what the encoders compute on, both ways take about the same, and what encodes
-cost under load says nothing of an idle system. So each way is measured as a whole: seconds from the decision
-to the first token, without those of the text, over the rows of the request. Both are tried first, in turn,
-and the first of these trials do not count: an engine's first encodes are slow. Later the way that is not
-chosen is tried now and then, since few trials say little, and a machine may change; the slower it was, the
-less often. Nothing is gained by keeping to a way, so there is no margin: the quicker one is chosen.
+With shared compute both ways take about the same, and costs of encodes under load do not apply to an idle
+system. So each way is measured as a whole: seconds from the decision to the first token, without those of the
+text, over the rows of the request. Both are tried first, in turn, and the first of these trials do not count:
+an engine's first encodes are slow. Later the way that is not chosen is tried now and then, since few trials
+prove little, and a machine may change; the slower it was, the less often. Nothing is gained by keeping to a
+way, so there is no margin: the quicker one is chosen.
 """
 
 from dataclasses import dataclass

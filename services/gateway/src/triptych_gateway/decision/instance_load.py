@@ -1,7 +1,7 @@
 """InstanceLoad: the work that this gateway has put before each instance, and its streams. Pure.
 
 A piece of work is what one request needs of its instance until its first token. It is due at once, or when
-encoders will have made its items; an instance takes what is due one after the other.
+encoders will have made its items; an instance takes due work one after the other.
 """
 
 from collections import Counter, defaultdict

@@ -12,9 +12,9 @@ FADE = 0.95
 MIN_OBSERVATIONS = 3  # fewer are no estimate
 MAX_AGE_S = 600.0  # without an observation, after which the estimate is forgotten
 MAX_SECONDS = 3600.0  # of one observation; also bounds what a peer may report
-SMALLEST_AMOUNT = 1e-6  # below it all amounts are none
+SMALLEST_AMOUNT = 1e-6  # smaller amounts count as none
 LEAST_AMOUNT = 1.0  # smaller ones count no more than this
-OUTLIER = 5.0  # times the estimate; what is beyond counts as that
+OUTLIER = 5.0  # times the estimate; larger observations count as that
 MIN_SPREAD = 0.05  # of the amounts, relative: with less of it, the line goes through the origin
 
 

@@ -25,9 +25,7 @@ class LocalPrefixes:
 
     def __init__(self) -> None:
         self._lives: LRUCache[tuple[MmHash, int], Life] = LRUCache(MAX_PREFIXES)
-        self._items: Counter[MmHash] = (
-            Counter()
-        )  # likewise bounded: by the rows above, now and then counted anew
+        self._items: Counter[MmHash] = Counter()  # bounded by the rows above, recounted now and then
 
     def remember(self, request: ChatRequest, items: Sequence[TakenItem], life: Life) -> None:
         """Record that `life` has answered `request`, whose media it encoded."""

@@ -55,7 +55,7 @@ class EncoderQueue:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load before a request."""
+    """Load on encoders, instance and links before a request."""
 
     queue: EncoderQueue
     ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance for a remote request

@@ -52,20 +52,20 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """List of all served models."""
+    """List of the models that are served."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class VersionAnswer(BaseModel):
-    """Version of the gateway."""
+    """Version of the gateway's package."""
 
     version: str
 
 
 class FileObject(BaseModel):
-    """Object of an uploaded file."""
+    """Uploaded file in OpenAI's format."""
 
     id: str
     object: Literal["file"]
@@ -78,7 +78,7 @@ class FileObject(BaseModel):
 
 
 class FileList(BaseModel):
-    """Page of a key's files."""
+    """Page of an API key's uploaded files."""
 
     object: Literal["list"]
     data: list[FileObject]
@@ -88,7 +88,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """Answer for a deleted file."""
+    """Answer to the deletion of a file."""
 
     id: str
     object: Literal["file"]

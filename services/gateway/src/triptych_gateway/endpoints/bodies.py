@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictS
 
 
 class AnyChatBody(BaseModel):
-    """Body of a chat in any form."""
+    """Fields that chats of all forms share."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -17,7 +17,7 @@ class AnyChatBody(BaseModel):
 
 
 class ChatBody(AnyChatBody):
-    """Body of a chat completion."""
+    """Body of a chat completion request."""
 
     use_beam_search: StrictBool | None = None
     n: int | None = None

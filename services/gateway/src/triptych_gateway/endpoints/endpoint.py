@@ -45,7 +45,7 @@ class ChatForm(StrEnum):
 
 
 class BodyForm(StrEnum):
-    """Forms of a request's body."""
+    """Encodings of a request's body."""
 
     NONE = "none"
     JSON = "json"

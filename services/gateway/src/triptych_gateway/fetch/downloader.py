@@ -50,7 +50,7 @@ class DownloadProgress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """Downloader of one gateway."""
+    """Downloader of one gateway, for one attempt at a time per URL."""
 
     rules: UrlRules
     client: ClientSession
@@ -123,7 +123,7 @@ class Downloader:
         max_bytes = self.options.max_item_bytes
         encodings = ",".join(response.headers.getall("Content-Encoding", ()))
         if encodings.strip().lower() not in ("", "identity"):
-            raise ServerRefusedError("its server sends it compressed, which was not asked for")
+            raise ServerRefusedError("its server sent it compressed without being asked")
         if (response.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)
         content = io.BytesIO()  # gives its memory away without a copy

@@ -20,7 +20,7 @@ class Freshness:
     """Freshness of one answer, at its arrival."""
 
     may_keep: bool
-    fresh_s: float = 0.0  # so long it may be used without asking
+    fresh_s: float = 0.0  # seconds for which it may be used without a request
     etag: str | None = None
     last_modified: str | None = None
 

@@ -1,7 +1,7 @@
 """`file://` URLs below one root that an operator names. No link is followed below it, and none is raced.
 
-Each part of the path is opened in the folder that was opened before it, and refused where it is a link. What
-is opened last is looked at through its own descriptor: a regular file, of bounded size.
+Each part of the path is opened in the folder that was opened before it, and refused where it is a link. The
+last one is checked through its own descriptor: a regular file, of bounded size.
 """
 
 import io
@@ -54,7 +54,7 @@ class LocalFiles:
         """
         found = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS else None
         if found is None or CONTROL.search(text):
-            raise MalformedUrlError("it is no URL of a file")
+            raise MalformedUrlError("it is not a file URL")
         if found["host"].lower() not in ("", "localhost"):
             raise UrlRefusedError("only files of this host are read")
         path = os.fsdecode(unquote_to_bytes(found["path"]))

@@ -162,7 +162,7 @@ class SharedDownloads:
         self._tasks.discard(task)
         self._forget(key, download)
         # Those that still wait: it was cancelled, as all are at the end.
-        download.end(unavailable("draining", "this gateway is going away; send the request again"))
+        download.end(unavailable("draining", "this gateway is shutting down; send the request again"))
 
     def _forget(self, key: CacheKey, download: SharedDownload) -> None:
         if self._downloads.get(key) is download:

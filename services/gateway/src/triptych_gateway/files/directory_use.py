@@ -1,7 +1,7 @@
 """Use of the directory, and removal of partial files that a dead gateway left.
 
-Records have the time of their expiry as their time of modification: so one look at the directory tells which
-are due, without opening any. The record itself has the last word.
+Records have the time of their expiry as their time of modification: so one scan of the directory finds those
+that are due, without opening any. The record itself has the last word.
 """
 
 import os

@@ -5,8 +5,7 @@
 
 One file at a time per gateway, and only while no job stands on the streams of its namespace, nor any of
 this gateway's items of that namespace is in flight. So a request finds at most one such encode of each
-gateway before its own. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and
-then.
+gateway before its own. No message reports the end of other gateways' jobs, so a gateway polls.
 
 A file that is not encoded ahead is encoded for the first request that names it.
 """

@@ -12,5 +12,5 @@ class FileLimits:
     max_files: int
     max_key_bytes: int  # of one API key's
     max_key_files: int
-    lifetime_s: int  # unless the upload says otherwise
+    lifetime_s: int  # unless the upload names another one
     max_lifetime_s: int

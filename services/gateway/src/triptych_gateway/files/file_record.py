@@ -36,7 +36,7 @@ def is_file_id(text: str) -> bool:
 
 
 class FileRecord(BaseModel):
-    """Record of one file."""
+    """Record of one uploaded file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

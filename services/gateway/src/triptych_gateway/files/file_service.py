@@ -41,8 +41,8 @@ class FileService:
     known: KnownFiles
     expiry: ExpirySweep
     ahead: EncodeAhead | None  # None: switched off
-    threads: Executor  # for what requests wait for
-    disk_threads: Executor  # for looks at many files
+    threads: Executor  # for steps that requests wait for
+    disk_threads: Executor  # for scans of many files
     metrics: GatewayMetrics
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:

@@ -292,7 +292,7 @@ def file_not_found(file_id: str, param: str | None = "file_id") -> RequestError:
 def storage_failed(error: OSError) -> RequestError:
     """Log an error of the disk and return the 503 for it."""
     log.warning("directory of files failed", error=repr(error))
-    return unavailable("file_storage_failed", "files cannot be kept or read just now", "file")
+    return unavailable("file_storage_failed", "files cannot be stored or read now; try again", "file")
 
 
 def _damaged(record: FileRecord) -> RequestError:

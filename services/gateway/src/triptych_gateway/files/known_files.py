@@ -43,7 +43,7 @@ class KnownFiles:
             if part.takes_any:
                 part.modality = record.modalities[0]
             elif part.modality not in record.modalities:
-                message = f"{part.path}: the file is no {part.modality}, but {record.modalities[0]}"
+                message = f"{part.path}: the file is not {part.modality} but {record.modalities[0]}"
                 raise RequestError(400, "invalid_file", message, part.path)
             part.file = known_file(store, owner, record, self._threads)
 

@@ -86,14 +86,14 @@ class UploadForm:
         # The parser takes what is no file's content byte by byte, and each false end of a part likewise.
         self._num_delimiters += chunk.count(self._delimiter)
         if self._num_delimiters > MAX_DELIMITERS:
-            raise _malformed("its boundary stands in its content")
+            raise _malformed("its content contains its boundary")
         try:
             self._parser.write(chunk)
         except FormParserError as error:
             raise _malformed("it is not well formed") from error
         self._num_form_bytes += len(chunk)
         if self._num_form_bytes > MAX_FORM_BYTES:
-            raise _malformed(f"it has more than {MAX_FORM_BYTES} bytes beside its file")
+            raise _malformed(f"it has more than {MAX_FORM_BYTES} bytes besides its file")
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -136,7 +136,7 @@ class UploadForm:
                 raise _malformed("it has more than one file")
             self.filename = _kept_name(options.get(b"filename", b""))
         elif self._name in self.fields:
-            raise _malformed("it has a field twice")
+            raise _malformed("it has the same field twice")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE_FIELD:

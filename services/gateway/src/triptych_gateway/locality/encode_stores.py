@@ -1,8 +1,8 @@
 """EncodeStores: the stores whose encoders take a namespace's jobs, and how long a job waits at each.
 
 A job waits for those before it on the stream: all gateways' jobs, as they were last read with a claim, and
-what this gateway has published or seen end since. The encoders of a store work on them at once, each as fast
-as it says in the registry.
+what this gateway has published or seen end since. The encoders of a store work on them at once, each at the
+speed that it announces in the registry.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ from triptych_gateway.locality.job_place import JobPlace, PlaceReason, choose_pl
 from triptych_gateway.locality.row_estimates import RowEstimates
 from triptych_gateway.routing.router import ENCODING_ROLES
 
-FIRST_ROW_S = 2e-4  # of an encoder, until one of the namespace says how fast it is
-READ_HOLDS_S = 5.0  # what was read of a stream
+FIRST_ROW_S = 2e-4  # an encoder's, until one of the namespace announces its speed
+READ_HOLDS_S = 5.0  # a reading of the streams counts for this long
 MAX_NAMESPACES = 64
 
 TransferSeconds = Callable[[str, str, int], float | None]
@@ -100,7 +100,7 @@ class EncodeStores:
         self._reads[namespace_digest] = _Read(backlogs, num_own, now)
 
     def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
-        """Learn from an item's sizes."""
+        """Learn the rows of an item from its metadata."""
         self.rows.observe(metadata)
 
     def choose(

@@ -31,7 +31,7 @@ class ItemPlace:
         return entry_hashes(self.mm_hash, self.pieces)
 
     def entry_bytes(self) -> tuple[int, ...]:
-        """Bytes of each entry."""
+        """Bytes of each of the item's entries."""
         if not self.pieces:
             return (self.num_bytes,)
         return tuple(self.num_bytes * rows // self.num_embeds for rows in self.pieces)
@@ -47,7 +47,7 @@ class ItemPlaces:
         """Store the check for several registered stores."""
         self._are_apart = are_apart
         self._known: LRUCache[MmHash, ItemPlace] = LRUCache(MAX_KNOWN)
-        self._changed: dict[MmHash, None] = {}  # bounded by what is known
+        self._changed: dict[MmHash, None] = {}  # bounded by `_known`
         self._has_changed = asyncio.Event()
 
     def find(self, mm_hash: MmHash) -> ItemPlace | None:

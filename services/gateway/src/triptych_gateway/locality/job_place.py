@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-LEAST_SPARE_S = 0.05  # that a job is left to the encoders that it is published for, at least
-MOST_SPARE_S = 10.0  # likewise, at most: others cannot take what waits behind it on the stream
+LEAST_SPARE_S = 0.05  # least time for which a job is left to the encoders it is published for
+MOST_SPARE_S = 10.0  # most time: other encoders cannot take jobs that wait behind it on the stream
 
 
 class PlaceReason(StrEnum):
@@ -30,7 +30,7 @@ class JobPlace:
     store: str
     reason: PlaceReason
     spare_after_ms: int  # encoders of other stores may take the job then
-    transfer_s: float = 0.0  # that the item is predicted to take from there to where it is needed
+    transfer_s: float = 0.0  # predicted seconds of the item's transfer to where it is needed
 
 
 def choose_place(

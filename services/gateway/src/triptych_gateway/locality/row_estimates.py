@@ -30,7 +30,7 @@ class RowEstimates:
         return int(num_rows * self._row_bytes)
 
     def observe(self, metadata: EncoderCacheMetadata) -> None:
-        """Learn from an item's sizes."""
+        """Learn rows and bytes from an item's metadata."""
         num_rows = float(metadata.num_embeds)
         self._row_bytes = _mean(self._row_bytes, metadata.num_bytes / num_rows)
         self.mean_rows = _mean(self.mean_rows, num_rows)

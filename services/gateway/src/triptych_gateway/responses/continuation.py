@@ -45,7 +45,7 @@ async def continue_from(
     ]
     own = [replace(part, item_index=part.item_index + len(earlier)) for part in request.media]
     if len(earlier) + len(own) > max_items:
-        message = f"a request may hold {max_items} media items at most, with those of the response before it"
+        message = f"a request may hold {max_items} media items at most, with those of the earlier responses"
         raise RequestError(400, "too_many_items", message, PREVIOUS_FIELD)
     body = {**request.body, "model": record.model}  # without it vLLM would take an adapter's base model
     return replace(request, body=body, model=record.model, media=(*earlier, *own))
@@ -95,5 +95,5 @@ def _file_id(item: TakenItem) -> str | None:
 
 
 def _other_options(name: str) -> RequestError:
-    message = f"{name} must be those of the response that the request goes on from"
+    message = f"{name} must be those of the response that the request continues"
     return RequestError(400, "unsupported", message, name)

@@ -17,7 +17,7 @@ CALLERS_TOOLS = ("function", "custom", "namespace")
 class ResponseRequest(ChatRequest):
     """Valid request. Images of the response that it continues come before its own, without a place."""
 
-    response_id: str = ""  # of what it makes
+    response_id: str = ""  # id of the response that it makes
 
     @classmethod
     def of_chat(cls, chat: ChatRequest, response_id: str) -> "ResponseRequest":

@@ -1,7 +1,7 @@
 """GET /internal/media/{token}: media for encoders, while a request that needs them lives.
 
 Media go out piece by piece, as the encoder takes them, a bounded number of items at once. The others wait,
-first come, first served, and are told to come back (503 `media_busy`) before the encoder gives up reading.
+in order, and get 503 `media_busy` before the encoder gives up reading.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ def ui_routes(
 
     def enabled() -> RecentRequests:
         if recents is None:
-            raise RequestError(404, "ui_not_enabled", "the page of this gateway is not enabled")
+            raise RequestError(404, "ui_not_enabled", "the page at /ui is not enabled")
         return recents
 
     def caller_of(request: Request) -> Caller:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.routing.router import ENCODING_ROLES
 
-SPARE_PART = 4  # one in so many of an encoder's slots
+SPARE_PART = 4  # one of this many slots of an encoder is spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Capacity:
     """Capacity of one namespace's encoders."""
 
     num_slots: int
-    num_spare: int  # of them: for flows that have none
+    num_spare: int  # of them, for flows that have none
     num_gateways: int
 
 

@@ -59,7 +59,7 @@ class Instances:
         """
         models = [each for each in self.view.default_models if self.models.may_use(each, may_use)]
         if len(models) > 1:
-            raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
+            raise RequestError(400, "missing_field", "model is missing: several are served", "model")
         if not models:
             raise self.unknown_model("")
         return models[0]

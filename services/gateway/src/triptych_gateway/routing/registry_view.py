@@ -118,7 +118,7 @@ class RegistryView:
     def serving_of(self, model: str, stage: ServingStage = ServingStage.WHOLE) -> tuple[InstanceRecord, ...]:
         """Return the instances that take this stage of requests for `model`."""
         facts = self._facts()
-        if model not in facts.models:  # callers name what they like: nothing is kept for it
+        if model not in facts.models:  # callers may send any name: nothing is cached for it
             return ()
         if (model, stage) not in facts.serving_of:
             facts.serving_of[model, stage] = serving_of(facts.serving, model, stage)

@@ -41,7 +41,7 @@ class InstanceDemand:
     model: str
     namespace_digest: str | None = None  # None: text only, any namespace
     served_by: ServedBy = ServedBy.STAGES
-    undivided_field: str | None = None  # what of the request cannot be divided, where that is so
+    undivided_field: str | None = None  # field that prevents disaggregation, if any
     has_media: bool = False
     needs_tower: bool = False  # only instances that can encode the request's media themselves
     takes: Set[Modality] = frozenset()  # only instances that take raw items of these modalities
@@ -69,13 +69,13 @@ class RouteChoice:
     first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
     only: InstanceRecord | None = None  # no other will do
     held_by: Life | None = None  # an instance that decodes, and has answered the conversation so far
-    routing: RoutingRequest | None = None  # what else instances are chosen by
-    asked: RouteDemand = ANYWHERE  # what the request says of where it may go
+    routing: RoutingRequest | None = None  # further facts for the choice of instances
+    asked: RouteDemand = ANYWHERE  # the request's own routing rules
     variant: Variant | None = None  # for which the media are named; None: text only, one after the other
     variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
     policy: WayPolicy = field(default_factory=LeastLoad)
     losses: InstanceLosses = field(default_factory=InstanceLosses)
-    _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
+    _within: Set[str] | None = None  # instances of the variant under consideration; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
     _failed: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
@@ -102,7 +102,7 @@ class RouteChoice:
         if self.losses.lives:
             raise self.losses.error()
         if self._num_handovers_failed > self._num_failed:
-            raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
+            raise unavailable("handover_failed", "no decode instance took over the KV cache of the prefill")
         if self._error is not None:
             raise self._error
         if self._tried:

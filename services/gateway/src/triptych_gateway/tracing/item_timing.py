@@ -11,7 +11,7 @@ class ItemSource(StrEnum):
     ENCODED = "encoded"  # an encoder made it for this request
     JOINED = "joined"  # an encoder made it anyway, for another request
     MEMORY = "memory"  # the gateway knew its sizes, and no encode was needed
-    REDIS = "redis"  # likewise, from Redis
+    REDIS = "redis"  # sizes known from Redis
     STORE = "store"  # an encoder was asked, and found it in the store
 
 

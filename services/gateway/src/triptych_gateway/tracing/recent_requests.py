@@ -21,7 +21,7 @@ from triptych_gateway.tracing.item_timing import ItemTiming, in_ms
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 
 CLIENT_CLOSED = 499
-FRESH_S = 0.5  # how old the times of a request that runs may be, as they are shown
+FRESH_S = 0.5  # greatest age of a running request's times on the page
 REPEATED = "repeated"  # an item that the request names more than once
 
 
@@ -48,8 +48,8 @@ class RecentRequest:
         self.is_stream = False
         self.num_items = 0
         self.items: Mapping[MmHash, ItemTiming] = {}
-        self.way: str | None = None  # who encodes: `remote`, `local`
-        self.reason: str | None = None  # of that
+        self.way: str | None = None  # process that encodes: `remote`, `local`
+        self.reason: str | None = None  # reason of `way`
         self.instance: str | None = None  # the prefill_decode that answers
         self.first_token_at: float | None = None  # monotonic seconds; None also of whole answers
         self.tokens: TokenCount | None = None
@@ -161,7 +161,7 @@ class RecentRequest:
 
 
 class Listener:
-    """Listener for changes of the requests that its owner may see. For one task."""
+    """Listener for changes of the requests that its owner may see. Used by one task."""
 
     def __init__(self, owner: str | None) -> None:
         """Listen for requests of `owner`, or of every API key with None."""
@@ -203,9 +203,9 @@ class RecentRequests:
         self._max_listeners = max_listeners
         self._max_own = max(1, max_listeners // 4)  # of one owner: else one key could take all
         self._listeners: set[Listener] = set()
-        self.num_requests = 0  # that have ended
-        self.num_items = 0  # of these
-        self.avoided: Counter[str] = Counter()  # of these
+        self.num_requests = 0  # requests that have ended
+        self.num_items = 0  # their items
+        self.avoided: Counter[str] = Counter()  # their encodes that were avoided, by reason
 
     def begin_request(
         self, request_id: str, route: str, owner: str, stages: FirstTokenStages

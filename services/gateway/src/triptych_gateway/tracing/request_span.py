@@ -40,7 +40,7 @@ class RequestSpan:
         self._stages = FirstTokenStages(arrived_at)
         self._is_recording = started.is_recording()
         self._recent: RecentRequest | None = None  # None: `/ui` is off, or the key is not checked yet
-        self.facts: AnswerFacts | None = None  # of the answer; None: nobody will have them
+        self.facts: AnswerFacts | None = None  # facts of the answer; None: not recorded
 
     def set_attribute(self, name: str, value: str | bool | int | float) -> None:
         self._span.set_attribute(name, value)

@@ -69,13 +69,13 @@ class DirectoryNotes:
             self._has_notes.set()
 
     async def run(self) -> None:
-        """Write notes for ever."""
+        """Write notes to the directory, for ever."""
         while True:
             await self._has_notes.wait()
             added, removed = _take(self._to_add), _take(self._to_remove)
             self._being_added, self._being_removed = added, removed
             try:
-                if removed:  # first: a place of another life may be among what is added
+                if removed:  # first: a place of an earlier generation may be among the added ones
                     await self._directory.remove(list(removed.values()))
                 if added:
                     await self._directory.add(list(added.values()))

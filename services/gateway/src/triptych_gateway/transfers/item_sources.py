@@ -21,7 +21,7 @@ class TransferSource:
     store: str
     num_bytes: int
     is_sealed: bool  # now; else an encoder is at it
-    is_new: bool  # an encoder has told this gateway; else the directory says so
+    is_new: bool  # True: reported by an encoder; else by the directory
 
 
 def merge_places(found: Iterable[Sequence[EntryPlace]]) -> tuple[EntryPlace, ...]:

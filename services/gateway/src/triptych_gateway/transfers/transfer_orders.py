@@ -54,7 +54,7 @@ log = get_logger(__name__)
 
 CHECK_S = 0.5  # how often it is looked whether agents have begun another life
 NEVER = float("inf")
-NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that nobody reports
+NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that no agent reports
 
 
 class TransferOrders:
@@ -82,7 +82,7 @@ class TransferOrders:
         self.table, self.rates = ItemTransfers(), rates
         self.places = PlaceFinder(fabric, orders, notes, self.rates)
         self._waits: dict[RequestId, MediaWait] = {}
-        self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
+        self._targets: dict[RequestId, str] = {}  # store where each of them needs its items now
         self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
         self._to_look_up: dict[TransferKey, Transfer] = {}
         self._traces = TransferTraces()
@@ -232,7 +232,7 @@ class TransferOrders:
         elif step.source is not None:
             self._order(transfer, step.source, now)
         elif not any(each.needs(transfer.mm_hash) for each in waits):
-            return  # whoever needs it once more says so
+            return  # a request that needs it once more orders it
         elif step.kind is StepKind.LOOK_UP:
             transfer.due_at = now  # not NEVER: what its prefill_decode asks for meanwhile orders no encode
             self._to_look_up[transfer.key] = transfer

@@ -55,12 +55,12 @@ class Transfer:
     transfer_id: str | None = None  # of the last order
     source: str | None = None  # of the last order
     reason: OrderReason = OrderReason.NEW  # of the last order, or of the next
-    num_bytes: int = 0  # likewise, as the source was known
+    num_bytes: int = 0  # size, as known when it was ordered
     num_attempts: int = 0  # orders since it was last held
-    is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory says
+    is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory has
     is_looked_up: bool = False  # the directory was read again since the last order
-    num_encodes: int = 0  # ordered because no transfer came to anything; likewise
-    tried: set[str] = field(default_factory=set)  # sources, likewise
+    num_encodes: int = 0  # since it was last held, because no transfer succeeded
+    tried: set[str] = field(default_factory=set)  # sources, since it was last held
     ordered_at: float = 0.0  # monotonic seconds
     due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
     num_extensions: int = 0  # of `due_at`, since the last order

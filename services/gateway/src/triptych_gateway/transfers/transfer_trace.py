@@ -15,7 +15,7 @@ from triptych_common.telemetry import record_span
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.transfers.transfer_table import Transfer
 
-MAX_LEFT = 1024  # orders; of those that nobody ever reports the oldest are forgotten
+MAX_LEFT = 1024  # orders; the oldest without a report are forgotten
 
 
 @dataclass(slots=True)

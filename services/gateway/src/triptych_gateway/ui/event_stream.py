@@ -29,7 +29,7 @@ from triptych_gateway.ui.system_view import SystemView
 log = get_logger(__name__)
 
 SYSTEM_INTERVAL_S = 1.0
-LOOK_INTERVAL_S = 0.4  # whether the gateway is going away: less than it waits for its last answers
+LOOK_INTERVAL_S = 0.4  # interval of checks for the gateway's end: less than its wait for the last answers
 EVENT_GAP_S = 0.1  # changes within it are one event
 SEND_LIMIT_S = 10.0  # for each piece of an event
 PIECE_BYTES = 64 << 10

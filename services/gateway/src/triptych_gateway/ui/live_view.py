@@ -16,7 +16,7 @@ from triptych_gateway.ui.system_view import SystemView
 
 
 class LiveView:
-    """View of one caller."""
+    """Page content for one caller, by its rights."""
 
     def __init__(self, caller: Caller, recents: RecentRequests, system: SystemView) -> None:
         self._caller = caller

@@ -1,5 +1,5 @@
-"""StoreReader: how full the cache_store is. Only where its socket is on the gateway's host, and only while
-somebody looks: the session is opened for the first one, and closed behind the last one.
+"""StoreReader: use of the cache_store, if its socket is on the gateway's host. The session is opened for the
+first open page and closed after the last one.
 """
 
 import asyncio

@@ -25,14 +25,14 @@ def normal_host(host: str) -> tuple[str, Address | None]:
         try:
             address = IPv6Address(host)
         except AddressValueError as error:
-            raise MalformedUrlError("its host is no valid IPv6 address") from error
+            raise MalformedUrlError("its host is not a valid IPv6 address") from error
         if address.scope_id is not None:
             raise MalformedUrlError("an IPv6 address with a zone cannot be part of a URL")
         return str(address), address
     name = _ascii(host).removesuffix(".")
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
-        raise MalformedUrlError("its host is no valid name")
+        raise MalformedUrlError("its host is not a valid name")
     if not _NUMBER.fullmatch(labels[-1]):
         return name, None
     try:
@@ -45,11 +45,11 @@ def _ascii(host: str) -> str:
     if host.isascii():
         return host.lower()
     if len(host) > MAX_HOST_CHARS:
-        raise MalformedUrlError("its host is no valid name")
+        raise MalformedUrlError("its host is not a valid name")
     try:
         return idna.encode(host, uts46=True).decode("ascii").lower()
     except idna.IDNAError as error:
-        raise MalformedUrlError("its host is no valid name") from error
+        raise MalformedUrlError("its host is not a valid name") from error
 
 
 class HostRules:

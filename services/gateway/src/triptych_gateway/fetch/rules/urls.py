@@ -44,7 +44,7 @@ class FetchUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """URL rules of one gateway."""
+    """Rules of one gateway for URLs of media."""
 
     ports: frozenset[int]
     hosts: HostRules
@@ -102,7 +102,7 @@ def parse_url(text: str) -> FetchUrl:
         raise MalformedUrlError("it holds spaces or control characters; they must be percent-encoded")
     parts = _URL.fullmatch(text)
     if parts is None:
-        raise MalformedUrlError("it is no URL with a scheme and a host")
+        raise MalformedUrlError("it is not a URL with a scheme and a host")
     scheme = parts["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise UrlRefusedError("only http and https URLs are fetched")
@@ -110,13 +110,13 @@ def parse_url(text: str) -> FetchUrl:
         raise UrlRefusedError("a URL may not hold credentials")
     authority = _AUTHORITY.fullmatch(parts["authority"])
     if authority is None or not (authority["v6"] or authority["name"]):
-        raise MalformedUrlError("its host and port cannot be read without doubt")
+        raise MalformedUrlError("its host and port are ambiguous")
     if authority["v6"] is not None and ":" not in authority["v6"]:
-        raise MalformedUrlError("its host is no valid IPv6 address")
+        raise MalformedUrlError("its host is not a valid IPv6 address")
     host, address = normal_host(authority["v6"] or authority["name"])
     port = DEFAULT_PORTS[scheme] if authority["port"] is None else int(authority["port"])
     if not 0 < port < 1 << 16:
-        raise MalformedUrlError("its port is no port")
+        raise MalformedUrlError("its port is not valid")
     query = parts["rest"].partition("#")[0]
     target = quote((parts["path"] or "/") + query, safe=_SAFE)
     return FetchUrl(scheme, host, port, target, address)

@@ -15,7 +15,7 @@ class RoutingRequest:
     """Facts about a request before an instance is chosen for it."""
 
     model: str  # or a LoRA adapter
-    session: str = ""  # what its caller calls the conversation, with the tenant's salt; "": nothing
+    session: str = ""  # caller's name of the conversation, with the tenant's salt; "": none
     items: tuple[MmHash, ...] = ()
     num_prompt_bytes: int = 0  # of text
     read_prompt: Callable[[], PromptBlocks] = PromptBlocks
@@ -38,7 +38,7 @@ class Candidate:
     record: InstanceRecord
     num_requests: int = 0  # in flight there, of all gateways
     num_prompt_bytes: int = 0  # of this gateway's requests there
-    kv_usage: float | None = None  # 0 to 1; None: it does not say
+    kv_usage: float | None = None  # 0 to 1; None: not announced
     is_suspect: bool = False
     picked_at: int = 0  # the how many-th choice, of all instances
     prefix_share: Callable[[PromptBlocks], float] = lambda prompt: 0.0

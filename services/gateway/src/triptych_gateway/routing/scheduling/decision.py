@@ -11,13 +11,13 @@ MAX_EXPLANATION = 400
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """Decision of one choice."""
+    """Chosen instance, runner-up and reason of one choice."""
 
     stage: str
     chosen: ScoredCandidate
     runner_up: ScoredCandidate | None  # the best of the others that no filter left out
-    reason: str  # the scorer that speaks most for the chosen one against the runner-up, or one of the above
-    prefix_share: float | None = None  # that the chosen one was sent before; None: nobody looked
+    reason: str  # scorer with the largest gain over the runner-up, or one of the above
+    prefix_share: float | None = None  # share of the prompt sent before; None: not computed
 
     @property
     def record(self) -> InstanceRecord:

@@ -15,8 +15,8 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
 from triptych_gateway.routing.scheduling.prefix_memory import PrefixMemory
 
-MAX_ITEMS = 4096  # that an instance is taken to hold: their tensors are in its caches, or were
-MAX_ADAPTERS_IN_USE = 4  # likewise: vLLM keeps few of those that are loaded where they compute
+MAX_ITEMS = 4096  # items that an instance is assumed to hold, in its caches
+MAX_ADAPTERS_IN_USE = 4  # adapters in use: vLLM keeps few of the loaded ones where they compute
 LOAD_TTL_S = 5.0  # of an announced load: Redis may be away
 
 Key = TypeVar("Key", bound=Hashable)

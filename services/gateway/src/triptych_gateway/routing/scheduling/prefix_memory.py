@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlock, PromptBlocks
 
 BYTES_PER_TOKEN = 4  # of a text, about
-DEFAULT_BYTES = 4 << 20  # of prompts, where an instance does not say what it holds
+DEFAULT_BYTES = 4 << 20  # of prompts, without an announced capacity
 MAX_BLOCKS = 65_536  # whatever it holds: about 10 MB of this gateway
 
 

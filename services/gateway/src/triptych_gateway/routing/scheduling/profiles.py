@@ -30,14 +30,14 @@ class StageProfile(BaseModel):
     def _check_names(cls, weights: Mapping[str, float]) -> Mapping[str, float]:
         unknown = sorted(weights.keys() - SCORERS.keys())
         if unknown:
-            raise ValueError(f"no scorer is called {unknown[0][:100]}; there are {', '.join(SCORERS)}")
+            raise ValueError(f"unknown scorer {unknown[0][:100]}; there are {', '.join(SCORERS)}")
         return weights
 
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(filters)) < len(filters):
-            raise ValueError("a filter stands there twice")
+            raise ValueError("a filter is listed twice")
         return filters
 
     def changed_by(self, other: "StageProfile") -> Self:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from triptych_common.protocol.ids import MmHash
 
 ITEM_BYTES = 2048  # that an item counts for: its tokens are not known here
-MAX_PREFIX_BYTES = 1 << 20  # what comes behind makes no difference
+MAX_PREFIX_BYTES = 1 << 20  # bytes beyond this make no difference
 _SIZES = ((64, 128), (192, 512))  # (up to this block, bytes of each); then:
 _LAST_SIZE = 4096
 

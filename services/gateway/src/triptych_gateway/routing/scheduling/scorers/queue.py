@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
 
-NUM_REQUESTS = 8  # more than the candidate with the fewest, for which nothing speaks any more
+NUM_REQUESTS = 8  # excess over the least busy candidate at which the score is 0
 
 
 class QueueScorer:

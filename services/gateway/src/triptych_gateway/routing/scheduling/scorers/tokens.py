@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
 
-NUM_BYTES = 65_536  # more than the candidate with the least, for which nothing speaks any more; 16,000 tokens
+NUM_BYTES = 65_536  # excess over the least busy candidate at which the score is 0; 16,000 tokens
 
 
 class TokensScorer:
