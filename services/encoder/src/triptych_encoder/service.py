@@ -1,6 +1,6 @@
 """The encoder's life: vLLM's engine, and the service around it that takes jobs until it is stopped.
 
-engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
+    engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
 
 A draining encoder is announced as such. Jobs without blocks are handed back, for another encoder to take at
 once; the others are finished, and their pins kept until the requesters' final acks, for `drain_timeout_s` at

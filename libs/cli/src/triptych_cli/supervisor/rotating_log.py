@@ -1,6 +1,6 @@
 """Log files rotated while their service runs.
 
-stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
+    stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
 
 A service has the pipe and not the file. It reopens nothing, and no line is lost between two files, which
 copying and truncating would lose. The thread does nothing else, so a busy event loop delays no service.

@@ -11,8 +11,8 @@ the budget, for the first places. vLLM schedules it while all granted items are 
 front of the first that is not (see `overlap`). FAILED: vLLM ends it at its next step; until then it keeps
 what it holds.
 
-Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt, and
-a request that is served item by item may be done with one of them long before it has the next.
+Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
+and a request that is served item by item may be done with one of them long before it has the next.
 
 `RequestTable` changes admissions; every other module only reads them.
 """

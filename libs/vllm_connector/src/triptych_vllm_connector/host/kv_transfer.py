@@ -1,6 +1,6 @@
 """KV transfer between instances: vLLM's options and environment for prefill and for decode.
 
-prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
+    prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
 
 vLLM's NIXL connector moves the caches. A prefill instance listens on its side channel, where decode instances
 ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.

@@ -1,7 +1,7 @@
 """Encoder cache managers, put into vLLM by `--ec-manager-config`.
 
-vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins, for ever.
-These drop an entry with its last use.
+vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins,
+for ever. These drop an entry with its last use.
 """
 
 from typing import Any

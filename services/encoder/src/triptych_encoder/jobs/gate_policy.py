@@ -10,18 +10,18 @@ others. Within a flow every item has a time at which it is due, and the one that
 
 So a request's items go in the order of its prompt, older requests go first, and a request with many items
 does not hold back the first item of another. All leads are bounded: what came long after an item is due does
-not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine gets
-what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed only
-the item that is due first goes: until the batch is done there is time to prepare it. One that an idle engine
-has passed over has had that time, and holds back none any more, nor splits what could be a batch.
+not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine
+gets what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed
+only the item that is due first goes: until the batch is done there is time to prepare it. One that an idle
+engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
 recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
-while several flows have items, and encodes are long and one by one, at that end, which no prediction misses.
-An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to the size
-of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the language
-model, which then gets several items at once, is shared. A first item goes alone into an idle engine when what
-would go with it are later items of requests, so that it is sealed before them.
+while several flows have items, and encodes are long and one by one, at that end, which no prediction
+misses. An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to
+the size of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the
+language model, which then gets several items at once, is shared. A first item goes alone into an idle engine
+when what would go with it are later items of requests, so that it is sealed before them.
 """
 
 import math

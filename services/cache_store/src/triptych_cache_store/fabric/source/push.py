@@ -1,7 +1,7 @@
 """Push of one entry from the agent's own store to the target's.
 
-QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED `──────────┴───────────┴─────────┴─────────┴───▶
-FAILED
+QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
+   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
 
 QUEUED    the store is asked for it
 WATCHING  it is pinned, or written by an encoder and watched
