@@ -4,7 +4,7 @@ from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
 
 
 class EncoderMetrics:
-    """One object per service, with a registry of its own. Labels have values of fixed lists alone."""
+    """Metrics of one encoder, with their own registry; label values come from fixed lists."""
 
     def __init__(self) -> None:
         self.metrics = metrics = Metrics()

@@ -1,4 +1,4 @@
-"""The store's metrics in Prometheus' text format, made from its state when they are asked for."""
+"""Store metrics in Prometheus' text format, computed from the state at each scrape."""
 
 from collections.abc import Iterable, Iterator
 
@@ -57,7 +57,7 @@ class _Collector(Collector):
         yield self._seal_to_pin()
 
     def _bytes(self) -> Metric:
-        """Whole blocks; all states together are the region without its headers."""
+        """Bytes in whole blocks; all states together are the region without its headers."""
         layout, space = self._state.identity.layout, self._state.space
         family = GaugeMetricFamily(
             "triptych_store_bytes", "Bytes by state, in whole blocks.", labels=("state",)

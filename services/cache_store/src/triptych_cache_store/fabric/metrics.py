@@ -7,7 +7,7 @@ MAX_PEERS = 64
 
 
 class FabricMetrics:
-    """One object per agent, with a registry of its own."""
+    """Metrics of one agent, with their own registry."""
 
     def __init__(self) -> None:
         self.metrics = metrics = Metrics()
