@@ -10,11 +10,10 @@ Layers, each importing only what stands below it:
     domain                        errors, hashing, transitions, pure rules
     protocol                      wire types, stream names, codec
 
-An *item* is one image of a request; its tensor (the encoder's output) is one *entry* in the store. An
-encoder *reserves* blocks, writes, and *seals*; prefill_decode *pins* a sealed entry, or *watches* one that
-is being written. The *flight* of an item records in Redis which encoder works on it and which *requesters*
-wait. All terms:
-docs/reference/glossary.md.
+An *item* is one image, video or audio of a request; its tensor (the encoder's output) is one *entry* in the
+store. An encoder *reserves* blocks, writes, and *seals*; prefill_decode *pins* a sealed entry, or *watches*
+one that is being written. The *flight* of an item records in Redis which encoder works on it and which
+*requesters* wait. All terms: docs/reference/glossary.md.
 
 To add a transport: its name in `protocol.messages.Transport` and `protocol.store`; the choice in
 `domain.transports`; a writer and a reader by `region.transport`; in the connector `worker.transports` opens
