@@ -133,7 +133,7 @@ class GatewaySettings(MediaSettings):
     max_header_bytes: PositiveInt = 64 << 10
     """Bytes of a request's line and headers together, and of what frames its body; more: 431."""
     header_timeout_s: PositiveFloat = 10.0
-    """Seconds to send a request's line and headers; then 408. A body may outlast its answer as long."""
+    """Seconds to send a request's line and headers; then 408. Also bounds a body that outlasts its answer."""
     max_media_in_flight_bytes: PositiveInt = 1 << 30
     """Bytes of all bodies and media held at once, as far as they have arrived; more: 429 `too_much_media`."""
     max_items: PositiveInt = 16
