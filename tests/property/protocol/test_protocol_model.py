@@ -169,5 +169,5 @@ def test_random_orders_of_what_is_rare(number: int) -> None:
 
 def test_random_orders_with_many_faults_take_every_kind_of_step() -> None:
     faults = (*FAULTS, *TOWER_FAULTS)
-    rare = {**of_faults(faults, [*SYSTEMS.values()]), **dict.fromkeys(KINDS, RARE)}
+    rare = {**dict.fromkeys(KINDS, RARE), **of_faults(faults, [*SYSTEMS.values()])}
     take_every_kind(KINDS, SYSTEMS.values(), faults, NUM_WALKS, rare)

@@ -80,7 +80,7 @@ def test_more_orders_in_two_stages(name: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_random_orders_with_many_faults_take_every_step_of_the_stages() -> None:
-    rare = {**of_faults(STAGE_FAULTS, [*SYSTEMS.values()]), **dict.fromkeys(KINDS, RARE)}
+    rare = {**dict.fromkeys(KINDS, RARE), **of_faults(STAGE_FAULTS, [*SYSTEMS.values()])}
     take_every_kind(KINDS, SYSTEMS.values(), ALL_FAULTS, NUM_WALKS, rare)
 
 
