@@ -1,10 +1,10 @@
-"""Which allocator and which eviction: a simulation on the store's own classes.
+"""Simulation of allocators and eviction policies, on the store's own classes.
 
-    python benchmarks/allocation.py [--steps N] [--seed N] [--json FILE]
+python benchmarks/allocation.py [--steps N] [--seed N] [--json FILE]
 
-Requests draw their image from a skewed popularity (half of them from 60,000 images by a power law, half
-never seen again); an image has 256 to 16,384 rows, log-uniform. What is used is pinned for up to 20
-further requests. Reported for each scheme, after the region has filled:
+Requests draw their image from a skewed popularity (half of them from 60,000 images by a power law, half never
+seen again); an image has 256 to 16,384 rows, log-uniform. What is used is pinned for up to 20 further
+requests. Reported for each scheme, after the region has filled:
 
     used       mean share of the region that holds tensors (rounding and fragmentation are the rest)
     rows hit   share of all requested rows that did not have to be encoded again
@@ -25,7 +25,7 @@ from pathlib import Path
 from triptych_cache_store.entries import eviction_window as room
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
-from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.space import Space
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_common.protocol.ids import MmHash, ReservationId
@@ -88,7 +88,7 @@ class BuddyPool:
 
 @dataclass(frozen=True)
 class Mix:
-    """A region and what goes into it."""
+    """Shape of a region and of its requests."""
 
     name: str
     region_gib: int
@@ -125,7 +125,7 @@ class Simulation:
         )
         journal = RegionJournal(memoryview(bytearray(layout.data_offset)), layout)
         self.mix, self.scheme = mix, scheme
-        self.space = Space(EntryTable(BLOCK), pool, RecencyAndCostPolicy(), journal)
+        self.space = Space(EntryTable(BLOCK), pool, EvictionPolicy(), journal)
         self._random = random.Random(seed)
         self._specs: dict[int, TensorSpec] = {}
         self._pinned: list[tuple[int, int, Entry]] = []

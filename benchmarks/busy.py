@@ -1,6 +1,6 @@
-"""Images on a machine that has other work to do: Triptych and one vLLM engine take turns beside busy loops.
+"""Images on a busy machine: Triptych and one vLLM engine take turns beside busy loops.
 
-    ./triptych bench busy [--loops 8] [--images 200] [--streams 1] [--set VARIABLE=VALUE ...] [--json FILE]
+./triptych bench busy [--loops 8] [--images 200] [--streams 1] [--set VARIABLE=VALUE ...] [--json FILE]
 
 Each new image, from 64x64 to 6000x4000 pixels, is sent to both, one after the other, and timed to the end of
 the answer. `--loops` processes compute without a pause meanwhile, at normal priority, in a session of their
@@ -50,7 +50,7 @@ DEFAULT_ENGINE_ARGS = "--dtype=float32 --max-model-len=8192 --max-num-batched-to
 
 @dataclass
 class Figures:
-    """What one system did."""
+    """Figures measured of one system."""
 
     latencies_ms: list[float] = field(default_factory=list)
     gaps_ms: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def busy(num_loops: int) -> Iterator[None]:
-    """Other programs of the machine, in one session as those of a shell, until the block ends."""
+    """Run busy loops, in one session as those of a shell, until the block ends."""
     if not num_loops:
         yield
         return
@@ -92,7 +92,7 @@ def busy(num_loops: int) -> Iterator[None]:
 
 
 async def measure(systems: Sequence[RunningSystem], options: argparse.Namespace) -> dict[str, Figures]:
-    """By arm. Each image goes to every system, in an order that changes."""
+    """Figures by arm; each image goes to every system, in a changing order."""
     figures = {system.arm.name: Figures() for system in systems}
     rng = random.Random(options.seed)
     async with new_session() as session:
@@ -118,7 +118,7 @@ async def turn(
     num_streams: int,
     name: str,
 ) -> None:
-    """One image, beside streams of text that begin before it and are not waited for."""
+    """Ask about one image, beside text streams that begin before it and are not waited for."""
     texts = [
         asyncio.create_task(ask(endpoint, text_question(f"{name} {each}"))) for each in range(num_streams)
     ]

@@ -1,6 +1,6 @@
-"""How soon everything of a request is given back when its client goes away. Real engines.
+"""Time until everything of a request is given back after its client disconnects. Real engines.
 
-    python benchmarks/cancellation.py [--rounds 10] [--json FILE]
+python benchmarks/cancellation.py [--rounds 10] [--json FILE]
 
 One system (one encoder with two slots, made slow on purpose; one prefill_decode with space for one image),
 and requests that are left at one stage each:
@@ -10,8 +10,8 @@ and requests that are left at one stage each:
     granted    it has the only space: the request that waits for it gets it
     decoding   it is streaming: vLLM's request goes, and with it the image's pin
 
-Milliseconds from the close of the connection. The state is read from outside, every 5 ms. Exit
-status 1 if something was not given back at all.
+Milliseconds from the close of the connection. The state is read from outside, every 5 ms. Exit status 1 if
+something was not given back at all.
 """
 
 import argparse
@@ -47,7 +47,7 @@ QUESTION = {"type": "text", "text": "read the digits"}
 
 
 class StateReader:
-    """What the system holds, seen from outside."""
+    """Reads from outside what the system holds."""
 
     def __init__(self, system: System, bus: "redis.Redis", store: AsyncStoreSession) -> None:
         self._bus: Any = bus
@@ -90,7 +90,7 @@ class StateReader:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
-    """When it held: seconds, monotonic.
+    """Wait for `condition`; returns the monotonic second at which it held.
 
     Raises:
         TimeoutError: not in time.
@@ -105,7 +105,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
 
 
 class Caller:
-    """Clients of one gateway. Every request has a new image."""
+    """Clients of one gateway; every request has a new image."""
 
     def __init__(self, system: System, num_images: int) -> None:
         self._openai = AsyncOpenAI(
@@ -119,7 +119,8 @@ class Caller:
         await self._openai.close()
 
     def send(self, started: asyncio.Event | None = None, max_tokens: int = 8) -> "asyncio.Task[str]":
-        """The request id; cancel it to close the connection. `started`: set at the third token."""
+        """Start a request; returns its id. Cancelling the task closes the connection. `started` is set at the
+        third token."""
         return asyncio.get_running_loop().create_task(self._ask(next(self._strips).png, started, max_tokens))
 
     async def _ask(self, png: bytes, started: asyncio.Event | None, max_tokens: int) -> str:
@@ -138,7 +139,7 @@ class Caller:
 
 
 async def leave(*tasks: "asyncio.Task[str]") -> float:
-    """When the connections were closed."""
+    """Close the connections; returns the monotonic second of that."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,7 +209,7 @@ async def _is(read: Callable[[], Awaitable[int]], number: int) -> bool:
 
 
 async def _has_at_most_one_watch(state: StateReader) -> bool:
-    """The encoder's own."""
+    """True if only the encoder's own watch is left."""
     return (await state.store()).num_watches <= 1
 
 
@@ -223,7 +224,7 @@ async def _all(**waits: Awaitable[float]) -> dict[str, float]:
 
 # ---- the run -------------------------------------------------------------------------------------
 async def measure(system: System, rounds: int) -> dict[str, dict[str, float]]:
-    """`{stage what: {p50_ms, max_ms}}`.
+    """Figures as `{stage what: {p50_ms, max_ms}}`.
 
     Raises:
         TimeoutError: something was not given back.

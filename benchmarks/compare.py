@@ -1,12 +1,12 @@
-"""Triptych beside one vLLM engine and vLLM's own encoder disaggregation: all up at once, taking turns.
+"""Triptych beside one vLLM engine and vLLM's own encoder disaggregation, all running, taking turns.
 
     ./triptych bench compare [--scale m] [--arms monolith,serial,triptych] [--workloads one_image,mixed]
                              [--repeats 7] [--starts 1] [--warm-up 1] [--json FILE]
 
-Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with
-95 % intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with
-what came. The exit code is 0 whatever came of that, and 1 if a request failed. Arms, workloads and method are
-in benchmarks/README.md.
+Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with 95
+% intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with what
+came. The exit code is 0 whatever came of that, and 1 if a request failed. Arms, workloads and method are in
+benchmarks/README.md.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def started(stack: contextlib.ExitStack, arm: Arm, engine: EngineOptions, cores: CorePlan) -> RunningSystem:
-    """Up until the stack ends. Raises StartError."""
+    """Start an arm for the duration of the stack; raises StartError."""
     began = time.monotonic()
     system = stack.enter_context(running(arm, engine, cores))
     print_progress(f"{arm.name} is up after {time.monotonic() - began:.0f} s: {arm.summary}")
@@ -139,7 +139,7 @@ def show(
 
 
 def changed(arm: Arm, changes: Sequence[str]) -> Arm:
-    """With `ARM:VARIABLE=VALUE` of the command line."""
+    """Arm with `ARM:VARIABLE=VALUE` of the command line applied."""
     env = dict(arm.env)
     for change in changes:
         name, _, setting = change.partition(":")
@@ -150,7 +150,7 @@ def changed(arm: Arm, changes: Sequence[str]) -> Arm:
 
 
 def too_much_memory(arms: Sequence[Arm]) -> str:
-    """Empty: all arms fit at once."""
+    """Message if the arms do not fit together; empty if they do."""
     num_engines = sum(1 if arm.kind == "monolith" else 1 + arm.num_encoders for arm in arms)
     wanted, available = num_engines * ENGINE_GIB, psutil.virtual_memory().available / (1 << 30)
     if wanted <= available:

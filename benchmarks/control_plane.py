@@ -1,11 +1,11 @@
-"""What the control plane costs for each request, from 1 to 64 encoders and prefill_decodes.
+"""Cost of the control plane for each request, from 1 to 64 encoders and prefill_decodes.
 
-    python benchmarks/control_plane.py [--instances 1 4 16 64] [--rounds 3] [--json FILE]
+python benchmarks/control_plane.py [--instances 1 4 16 64] [--rounds 3] [--json FILE]
 
 Real: Redis, the cache_store, one gateway, and the encoders' and prefill_decodes' sides of the protocol, each
 instance a process. Stood in for: vLLM, which answers at once (`tests/support/fast`). All systems are up and
-take turns. Of each turn the cost of the same time without requests is taken off, which is a figure of
-its own. CPU is that of the processes, so a busy machine changes it little; latency it does change.
+take turns. Of each turn the cost of the same time without requests is taken off, which is a figure of its
+own. CPU is that of the processes, so a busy machine changes it little; latency it does change.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BACKGROUND = {
     "client", "eval", "exec", "expire", "get", "mget", "multi", "ping", "set", "xclaim", "xpending", "zadd",
     "zrange", "zrangebyscore",
 }  # fmt: skip
-"""Commands of heartbeats, registry reads and idle readers. Under load they come later, never oftener."""
+"""Commands of heartbeats, registry reads and idle readers, which load can delay but not multiply."""
 
 KINDS = ("text", "stream", "new image", "four new images", "known image")
 
@@ -73,7 +73,7 @@ NUMBERS = ("at_s", "gateway_cpu_s", "redis_cpu_s", "store_cpu_s", "redis_bytes")
 
 @dataclass
 class Row:
-    """Of one number of instances and one kind of request: values of all rounds."""
+    """Values of all rounds for one number of instances and one kind of request."""
 
     num_instances: int
     kind: str
@@ -87,20 +87,20 @@ class Row:
 
     @property
     def own_commands(self) -> float:
-        """Of one request, without those of the background; a script counts, and each command in it."""
+        """Redis commands of one request without the background; a script and its commands count."""
         own = sum(count for name, count in self.calls.items() if name not in BACKGROUND)
         return own / max(1, len(self.redis_commands))
 
     @property
     def own_trips(self) -> float:
-        """Of these, the scripts and the reads of streams: what a client waits for."""
+        """Round trips of one request: scripts and stream reads, for which a client waits."""
         trips = sum(self.calls.get(name, 0.0) for name in ("evalsha", "xreadgroup"))
         return trips / max(1, len(self.redis_commands))
 
 
 @dataclass
 class Idle:
-    """Of one number of instances, without requests: values per second."""
+    """Values per second without requests, for one number of instances."""
 
     num_instances: int
     gateway_cpu_ms: list[float] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Watched:
         )
 
     def questions(self, kind: str, number: int) -> Iterator[Question]:
-        """`number` requests of a kind. Known images are those of one request before them."""
+        """`number` requests of a kind; known images are those of a request before."""
         for index in range(number):
             self._num_sent += 4
             new = tuple(png(self._num_sent + at, SIDE) for at in range(4))
@@ -189,7 +189,7 @@ async def ask_all(watched: Watched, kind: str, number: int, num_clients: int) ->
 
 
 async def measure(systems: list[Watched], options: argparse.Namespace) -> tuple[list[Idle], list[Row]]:
-    """All systems in turns, the order reversed in every second round. What is there is written each round."""
+    """Measure all systems in turns, in reverse order every second round; results are saved each round."""
     idles = {each.num_instances: Idle(each.num_instances) for each in systems}
     rows = {(each.num_instances, kind): Row(each.num_instances, kind) for each in systems for kind in KINDS}
     for watched in systems:
@@ -280,7 +280,7 @@ def _header(*columns: str) -> list[str]:
 
 
 def layout(num_instances: int) -> Layout:
-    """Engines that answer at once, on the defaults of a deployment."""
+    """System of stand-in engines that answer at once, with a deployment's defaults."""
     return Layout(
         num_encoders=num_instances, num_prefill_decodes=num_instances, encode_s=0.0, token_s=0.0,
         takeover_idle_ms=2000, region_bytes=64 << 20,

@@ -1,4 +1,4 @@
-"""How fast do entries travel from one store to another, by each transport, beside a bare copy by a socket?
+"""Speed of entries from one store to another by each transport, beside a bare copy by a socket.
 
     python benchmarks/fabric_transports.py [--rounds N] [--entries N] [--mib N] [--transport NAME ...]
         [--json FILE]
@@ -45,7 +45,7 @@ TRANSPORTS = ("tcp", "redis", "nixl")
 
 
 def tmpfs(path: Path, num_bytes: int) -> mmap.mmap:
-    """A new file there, mapped, with all its pages."""
+    """New mapped file on the tmpfs, with all its pages."""
     with path.open("wb+") as file:
         file.truncate(num_bytes)
         memory = mmap.mmap(file.fileno(), num_bytes)
@@ -54,7 +54,7 @@ def tmpfs(path: Path, num_bytes: int) -> mmap.mmap:
 
 
 def receive(listener: socket.socket, path: Path, num_bytes: int) -> None:
-    """The receiver's process: round after round, until the sender closes."""
+    """Receiver process: receives round after round, until the sender closes."""
     memory = memoryview(tmpfs(path, num_bytes))
     connection, _ = listener.accept()
     while True:
@@ -68,7 +68,7 @@ def receive(listener: socket.socket, path: Path, num_bytes: int) -> None:
 
 
 class BareCopy:
-    """Two processes, one connection."""
+    """Two processes that copy over one connection."""
 
     def __init__(self, run_dir: Path, num_bytes: int) -> None:
         self._memory = memoryview(tmpfs(run_dir / "bare-source", num_bytes))
@@ -95,7 +95,7 @@ class BareCopy:
 
 
 class FabricCopy:
-    """One order for entries that are all sealed, round after round."""
+    """Orders for sealed entries, one per round."""
 
     def __init__(
         self, source: FabricHost, target: FabricHost, gateway: OrderingGateway, entries: int
@@ -141,7 +141,7 @@ async def measure(options: argparse.Namespace, run_dir: Path, redis_url: str) ->
 def start_hosts(
     stack: contextlib.AsyncExitStack, run_dir: Path, redis_url: str, transport: str, total: int
 ) -> list[FabricHost]:
-    """A source and a target that have this transport alone."""
+    """Start a source and a target that have only this transport."""
     key = run_dir / "key"
     if not key.exists():
         write_fabric_key(key)

@@ -1,4 +1,4 @@
-"""What a flood of images of one API key costs another key that asks one image a second. Real engines.
+"""Cost of one API key's flood of images to another key that asks one image a second. Real engines.
 
     python benchmarks/fairness.py [--seconds 40] [--rounds 2] [--clients 16] [--scale m]
         [--core-policy text_first] [--json FILE]
@@ -12,7 +12,7 @@ fifth does not count:
 
 Figures are of the second key's first tokens, over all rounds. The bar:
 
-    90th percentile flooded ÷ alone    <= 2
+90th percentile flooded ÷ alone <= 2
 
 Exit status 1 if the bar is missed, or a request of the second key failed. A flood that is refused in part
 (429) is counted and goes on.
@@ -60,7 +60,7 @@ PARTS = ("alone", "flooded")
 
 @dataclass
 class Figures:
-    """First tokens of the second key in milliseconds, by part; and what became of the flood."""
+    """First tokens of the second key in milliseconds by part, and the outcome of the flood."""
 
     ttft_ms: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     times_ns: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {part: [] for part in PARTS})
@@ -73,12 +73,12 @@ class Figures:
 
     @property
     def ratio(self) -> float:
-        """Of the 90th percentiles."""
+        """Ratio of the 90th percentiles."""
         return self.p("flooded", 90) / self.p("alone", 90)
 
 
 def show_stages(traces_dir: Path, figures: Figures) -> None:
-    """What the second key's requests took their time for, by the spans of their traces."""
+    """Print the stages of the second key's requests, from the spans of their traces."""
     for part in PARTS:
         spans = [
             each for start, end in figures.times_ns[part] for each in spans_between(traces_dir, start, end)
@@ -96,9 +96,10 @@ def show_stages(traces_dir: Path, figures: Figures) -> None:
 
 
 class Caller:
-    """One key. Every question has new images, by the seed; they are made before they are needed.
+    """Client with one key; every question has new images, by the seed.
 
-    Making one takes as long as the gateway's part of a request, on the cores that are measured.
+    They are made in advance: making one takes as long as the gateway's part of a request, on the measured
+    cores.
     """
 
     def __init__(self, base_url: str, model: Path, scale: Scale, key: str, seed: int) -> None:
@@ -118,7 +119,7 @@ class Caller:
             await self._session.close()
 
     def make(self, num_images: int) -> None:
-        """Have so many at hand."""
+        """Make images until `num_images` are ready."""
         while len(self._images) < num_images:
             self._images.append(new_image(self._rng, self._scale.image_side))
 
@@ -133,7 +134,7 @@ class Caller:
 
 
 async def one_a_second(caller: Caller, figures: Figures, part: str, seconds: float) -> None:
-    """Whether or not the one before was answered."""
+    """Ask once a second, regardless of earlier answers."""
     loop = asyncio.get_running_loop()
     start, start_ns = loop.time(), time.time_ns()
 
@@ -150,7 +151,7 @@ async def one_a_second(caller: Caller, figures: Figures, part: str, seconds: flo
 
 
 async def flood(caller: Caller, figures: Figures, num_images: int) -> None:
-    """One client of it. Never returns."""
+    """Run one client of the flood, without end."""
     while True:
         answer = await caller.ask(num_images)
         figures.num_flood += 1
@@ -188,7 +189,7 @@ def write_keys(folder: Path) -> Path:
 
 
 def show(figures: Figures) -> bool:
-    """Print what came. Returns whether the bar was held."""
+    """Print the figures; True if the bar holds."""
     for part in PARTS:
         values = figures.ttft_ms[part]
         print(

@@ -27,12 +27,12 @@ OTHER_FILES = 256
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Of sorted values."""
+    """Percentile of sorted values."""
     return values[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
 def allow_files(num_streams: int) -> None:
-    """Processes that are started have this one's limit."""
+    """Raise the limit of open files, which child processes inherit."""
     needed = FILES_PER_STREAM * num_streams + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -1,12 +1,12 @@
-"""From one process's tensor to another's: the store beside the usual ways, in one run.
+"""Handover of a tensor between processes: the store beside the usual ways, in one run.
 
     python benchmarks/handover.py [--json FILE] [--plot FILE.svg] [--regimes recycled kept]
                                   [--sizes MIB ...] [--pairs N ...] [--kept-disk-gib GIB] ...
 
 A producer process hands a bfloat16 tensor `[rows, 4096]` to a consumer process. The clock starts when the
-producer starts to write and is read when the consumer has a tensor, and again when it has read every byte
-of it (safetensors maps lazily: a tensor alone shows little). The reservation is made before, as encoders
-do while the tensor is being computed, and shown apart. Every arrival is checked by its sum.
+producer starts to write and is read when the consumer has a tensor, and again when it has read every byte of
+it (safetensors maps lazily: a tensor alone shows little). The reservation is made before, as encoders do
+while the tensor is being computed, and shown apart. Every arrival is checked by its sum.
 
     memcpy       libc's memmove of the same bytes within the producer, over memory as large as the region
     memcpy same  the same to one place, which may still be in the processor's cache
@@ -57,7 +57,7 @@ REGIMES = ("recycled", "kept")
 
 @dataclass(frozen=True)
 class Stage:
-    """What a run has."""
+    """Processes, ways and bounds of a run."""
 
     pairs: list[Pair]
     ways: list[str]
@@ -70,7 +70,7 @@ def repeats_of(mib: float, most: int) -> int:
 
 
 def measure(pairs: list[Pair], ways: list[str], mib: float, repeats: int) -> list[Result]:
-    """All ways in turn, `repeats` times."""
+    """Measure all ways in turn, `repeats` times."""
     rows = max(1, int(mib * MIB) // (2 * WIDTH))
     passages: dict[str, list[Passage]] = {way: [] for way in ways}
     rates: dict[str, list[float]] = {way: [] for way in ways}
@@ -93,7 +93,7 @@ def measure(pairs: list[Pair], ways: list[str], mib: float, repeats: int) -> lis
 # ---- what is needed around it --------------------------------------------------------------------
 @contextlib.contextmanager
 def redis_server(url: str | None, run_dir: Path, max_bytes: int) -> Iterator[str | None]:
-    """The server of `url`, or one of our own, a cache of `max_bytes`, if there is a redis-server."""
+    """Redis at `url`, or an own server limited to `max_bytes` if there is a redis-server."""
     binary = shutil.which("redis-server") or shutil.which("redis-server", path=Path(sys.executable).parent)
     if url is not None or binary is None:
         yield url
@@ -118,7 +118,7 @@ def load_average() -> float:
 
 
 def run(options: argparse.Namespace, pairs: list[Pair], bounds: KeptBounds) -> dict[str, object]:
-    """All regimes; prints tables."""
+    """Measure all regimes and print tables."""
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="/dev/shm"))
     disk = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="."))
     most_mib = max(*options.sizes, options.pairs_size * max(options.pairs, default=0))
@@ -216,7 +216,7 @@ def many_pairs(stage: Stage) -> list[Result]:
 
 
 def goals_of(results: list[Result]) -> list[str]:
-    """The goals and the results, as text."""
+    """Goals and their results, as text."""
     return [
         f"{each.way}, {each.regime}, {GOAL_MIB} MiB: {each.p50:.1f} times the store's time until the "
         f"{'tensor is there' if each.until == 'tensor' else 'tensor is read'} (goal: {GOALS[each.way]}; "

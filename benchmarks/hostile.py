@@ -53,7 +53,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Attack:
-    """Requests that are sent at once, `num_at_once` of each body."""
+    """Requests sent at once, `num_at_once` of each body."""
 
     name: str
     bodies: Sequence[tuple[str, Body]]  # path, body
@@ -62,7 +62,7 @@ class Attack:
 
 @dataclass
 class Outcome:
-    """Figures of one attack."""
+    """Figures of one attack on the system."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     longest_s: float = 0.0
@@ -82,12 +82,12 @@ def _schema(schema: Body) -> dict[str, Any]:
 
 
 def _properties(number: int) -> Body:
-    """A schema of optional properties: xgrammar takes quadratic time for it."""
+    """Schema of optional properties, for which xgrammar takes quadratic time."""
     return {"type": "object", "properties": {f"field_{n}": {"type": "string"} for n in range(number)}}
 
 
 def _jpeg_2000_video(num_frames: int = 40, size: int = 128) -> Part:
-    """Return an AVI of noise in JPEG 2000, which takes long to decode."""
+    """AVI of noise in JPEG 2000, which takes long to decode."""
     file = io.BytesIO()
     with av.open(file, "w", format="avi") as container:
         stream = container.add_stream("jpeg2000", rate=10)
@@ -133,7 +133,7 @@ def attacks() -> list[Attack]:
 
 
 class Caller:
-    """Requests of one API key."""
+    """Client that uses one API key."""
 
     def __init__(self, base_url: str, session: aiohttp.ClientSession, key: str) -> None:
         self._base_url, self._session = base_url, session
@@ -152,7 +152,7 @@ class Caller:
 
 
 class Neighbour:
-    """Asks the same questions again and again, but for the image that is new each time."""
+    """Asks the same questions repeatedly, except for the image that is new each time."""
 
     def __init__(self, caller: Caller, seed: int) -> None:
         self._caller, self._rng = caller, random.Random(seed)

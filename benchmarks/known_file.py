@@ -1,6 +1,6 @@
-"""What the first token of a request with an uploaded file costs, beside text of as many tokens. Real engines.
+"""First token of a request with an uploaded file, beside text of as many tokens. Real engines.
 
-    python benchmarks/known_file.py [--repeats 15] [--scale m] [--json FILE]
+python benchmarks/known_file.py [--repeats 15] [--scale m] [--json FILE]
 
 One system as `up` starts it (one encoder, one prefill_decode, one gateway), with a model of a scale of
 `compare`. Each repeat uploads a new image, waits until it is encoded, which no request has asked for, and
@@ -10,10 +10,10 @@ asks, one after the other, in an order that changes:
     file        a new short text, and the file
     data_url    the same with the image itself: sent, decoded and hashed once more
 
-and then, in an order that changes, `text_again` and `file_again`: the file has been asked about before.
-Texts stand in front, so that no prefix is in the KV cache. Then the gateway is restarted, and each file is
-asked about once more (`file_restarted`), in turn with new texts (`text_restarted`). Ratios are of the first
-tokens of one repeat, with 95 % intervals. Bars:
+and then, in an order that changes, `text_again` and `file_again`: the file has been asked about before. Texts
+stand in front, so that no prefix is in the KV cache. Then the gateway is restarted, and each file is asked
+about once more (`file_restarted`), in turn with new texts (`text_restarted`). Ratios are of the first tokens
+of one repeat, with 95 % intervals. Bars:
 
     file ÷ text; file_again ÷ text_again; file_restarted ÷ text_restarted    <= 1.15
     encodes                                                                  one per file
@@ -65,7 +65,7 @@ BARRED = 3  # of the pairs; the last is for comparison
 
 @dataclass
 class Figures:
-    """First tokens in milliseconds, by kind, in the order of the repeats."""
+    """First tokens in milliseconds by kind, in the order of the repeats."""
 
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Figures:
 
 
 class Caller:
-    """Makes and asks the questions. Everything is new, by the seed."""
+    """Makes and asks the questions, all new by the seed."""
 
     def __init__(self, system: System, model: Path, scale: Scale, figures: Figures, seed: int) -> None:
         self.system = system
@@ -98,7 +98,7 @@ class Caller:
         return new_image(self._rng, self._scale.image_side)
 
     def upload(self, image: Part) -> Part:
-        """The file's part."""
+        """Upload an image; returns the part that names the file."""
         content = b64decode(image["image_url"]["url"].partition(",")[2])
         with self.system.openai as client:
             file = client.files.create(file=("image.png", content), purpose="vision")
@@ -106,7 +106,7 @@ class Caller:
         return {"type": "file", "file": {"file_id": file.id}}
 
     def calibrate(self, part: Part) -> None:
-        """How long a text must be; by vLLM's own count of two prompts."""
+        """Find the length of the texts, from vLLM's count of two prompts."""
         short, other = self._short(), self._short()
         with_part = self._count_tokens([text_part(short), part]) - self._texts.count(short)
         alone = self._count_tokens([text_part(other)]) - self._texts.count(other)
@@ -121,7 +121,7 @@ class Caller:
         return Question(kind, [{"role": "user", "content": parts}], ANSWER_TOKENS)
 
     async def ask_all(self, questions: list[Question], *, is_timed: bool = True) -> None:
-        """One after the other, in any order."""
+        """Ask the questions one after the other, in random order."""
         self._rng.shuffle(questions)
         async with new_session() as session:
             endpoint = Endpoint(self.system.base_url, self._model.name, session)
@@ -202,7 +202,7 @@ def restart_gateway(system: System) -> None:
 
 
 def show(figures: Figures) -> bool:
-    """Print what came. Returns whether all bars were held."""
+    """Print the figures; True if all bars hold."""
     for kind, values in figures.ttft_ms.items():
         print(f"{kind:15} {median(values):8.1f} ms to the first token, median of {len(values)}")
     print(f"tokens of the prompts: {figures.num_tokens}")

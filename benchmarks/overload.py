@@ -1,4 +1,4 @@
-"""What comes back when far more images arrive at once than encoders make, and how fast they are made.
+"""Outcome of far more images at once than encoders can make, and the rate at which they are made.
 
     python benchmarks/overload.py [--parts large,sizes,mixed,small] [--rounds 3] [--no-monolith]
         [--base-url URL] [--json FILE] [-- options of up]
@@ -11,8 +11,8 @@ One system as `up` starts it, with the demo model, and one vLLM engine with all 
             streams that are read to their end
     small   300 new images of 224 x 224 at once: the throughput
 
-A request is answered, or it is refused at once (429), and after its Retry-After it is sent again: a time
-that is true lets most of them in. What else comes back is a failure. The bars:
+A request is answered, or it is refused at once (429), and after its Retry-After it is sent again: a time that
+is true lets most of them in. What else comes back is a failure. The bars:
 
     failures                                               0
     a refusal comes within                                 5 s, at the 99th percentile
@@ -57,7 +57,7 @@ MONOLITH = "monolith"
 
 @dataclass
 class Figures:
-    """Of one part at one server."""
+    """Figures of one part at one server."""
 
     first: list[Answer] = field(default_factory=list)
     again: list[Answer] = field(default_factory=list)  # what was refused, after its Retry-After
@@ -73,7 +73,7 @@ class Figures:
 
     @property
     def refusal_s(self) -> float:
-        """The 99th percentile."""
+        """Seconds to a refusal, 99th percentile."""
         return percentile([each.end - each.start for each in self.refused], 0.99) if self.refused else 0.0
 
     def line(self) -> str:
@@ -131,7 +131,7 @@ PARTS = {"large": large, "sizes": sizes, "mixed": mixed, "small": small}
 async def _client(
     endpoint: Endpoint, questions: Iterable[Question], figures: Figures, tasks: set[asyncio.Task[None]]
 ) -> None:
-    """One after the other; what is refused is sent again beside."""
+    """Ask one question after the other; refused ones are sent again beside."""
     for question in questions:
         answer = await ask(endpoint, question)
         figures.first.append(answer)
@@ -145,7 +145,7 @@ async def _again(endpoint: Endpoint, question: Question, refused: Answer, figure
 
 
 async def run_part(base_url: str, model: str, clients: list[list[Question]], figures: Figures) -> None:
-    """Every client begins at once."""
+    """Run all clients at the same time."""
     tasks: set[asyncio.Task[None]] = set()
     before = len(figures.first), len(figures.again)
     async with new_session() as session:
@@ -162,7 +162,7 @@ async def run_part(base_url: str, model: str, clients: list[list[Question]], fig
 def measure(
     servers: dict[str, tuple[str, str]], options: argparse.Namespace
 ) -> dict[str, dict[str, Figures]]:
-    """By part and server. `servers`: base URL and model, by name."""
+    """Figures by part and server; `servers` has base URL and model by name."""
     found = {part: {server: Figures() for server in servers} for part in options.parts}
     for base_url, model in servers.values():  # engines are slower at first, and their speed is not known
         warm_up = [
@@ -180,7 +180,7 @@ def measure(
 
 
 def show(found: dict[str, dict[str, Figures]]) -> bool:
-    """Print what came. Returns whether the bars were held."""
+    """Print the figures; True if the bars hold."""
     is_held = True
     for part, servers in found.items():
         for name, figures in servers.items():

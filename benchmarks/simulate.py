@@ -4,10 +4,11 @@
     python benchmarks/simulate.py calibrate RUN [--out FILE]      stage times out of that run's traces
     python benchmarks/simulate.py estimate                        stage times on a GPU, not measured
     python benchmarks/simulate.py check RUN [--times FILE]        predicted beside measured
-    python benchmarks/simulate.py scale [STUDY ...] [--charts DIR]  the tables of docs/scaling.md
+    python benchmarks/simulate.py scale [STUDY ...] [--charts DIR]  the tables of docs/operations/scaling.md
     python benchmarks/simulate.py one --encoders 2 --prefill-decodes 6 --images 1 --rate 40
 
-A discrete-event model, on simpy. Same seed, same figures. See docs/scaling.md for what it leaves out.
+A discrete-event model, on simpy. Same seed, same figures.
+See docs/operations/scaling.md for what it leaves out.
 """
 
 import argparse
@@ -115,7 +116,7 @@ def main() -> None:
     part.add_argument("--times", type=Path, default=Path(CPU_TIMES))
     part.set_defaults(do=check)
 
-    part = parts.add_parser("scale", help="the tables of docs/scaling.md")
+    part = parts.add_parser("scale", help="the tables of docs/operations/scaling.md")
     part.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="default: all")
     part.add_argument("--times", type=Path, default=Path(GPU_TIMES))
     part.add_argument("--charts", type=Path, help="folder for the drawings")

@@ -74,7 +74,7 @@ class Soak:
         self._use = StoreUse()
 
     def run(self, seconds: float) -> list[str]:
-        """What was wrong; empty: nothing."""
+        """Run the soak; returns its faults."""
         self._store.start()
         try:
             self._start_workers()
@@ -131,7 +131,7 @@ class Soak:
                 self._tally_faults.append(line)
 
     def _faults(self) -> list[str]:
-        """Prints the report."""
+        """Print the report; returns the faults."""
         stats = self._wait_until_quiet()
         self._use.measure(self._store.pid)
         self._read_tally()

@@ -1,11 +1,11 @@
-"""What the store's commands cost: ping, and reserve + seal + pin, in an empty store and in a full one.
+"""Cost of the store's commands: ping, and reserve + seal + pin, in an empty store and in a full one.
 
-    python benchmarks/store_latency.py [--entries N] [--clients N] [--cycles N] [--json FILE]
+python benchmarks/store_latency.py [--entries N] [--clients N] [--cycles N] [--json FILE]
 
-The store is filled with `--entries` sealed entries. Then `--clients` sessions exist, and every client in
-turn measures one ping and one cycle on a small tensor (each command waits for its answer), so that both
-see the same machine at the same moment. A second measurement has all clients at work at once: their threads
-are in one process, so it shows how the store copes, not how fast it is. Medians, of all clients together.
+The store is filled with `--entries` sealed entries. Then `--clients` sessions exist, and every client in turn
+measures one ping and one cycle on a small tensor (each command waits for its answer), so that both see the
+same machine at the same moment. A second measurement has all clients at work at once: their threads are in
+one process, so it shows how the store copes, not how fast it is. Medians, of all clients together.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def at_once(clients: list[Client], num_cycles: int) -> None:
 def cost(
     store: StoreProcess, num_clients: int, num_cycles: int, work: Callable[[list[Client], int], None]
 ) -> Cost:
-    """With what is in the store now."""
+    """Cost of the commands with the store's present contents."""
     sessions = [store.connect(f"client-{n}/latency") for n in range(num_clients)]
     clients = [Client(session, number) for number, session in enumerate(sessions)]
     try:

@@ -1,4 +1,4 @@
-"""Which set-up of `up` serves most requests within their objectives, under one workload.
+"""Search for the set-up of `up` that serves most requests within their objectives, under one workload.
 
     ./triptych bench tune [--scale m] [--workload saturation_mixed] [--json FILE]
                           [--axis encoders=1,2] [--axis TRIPTYCH_NUM_SLOTS=2,8] ...
@@ -90,7 +90,7 @@ def try_setup(
 
 
 def arm_of(setup: Setup) -> Arm:
-    """Cores are left to Triptych."""
+    """Arm with this set-up; Triptych assigns the cores."""
     base = ARMS["text_first"]
     return replace(base, name="tuned", num_encoders=setup.num_encoders, env={**base.env, **dict(setup.env)})
 

@@ -1,6 +1,6 @@
-"""What uploads cost the gateway, and the way of large media on to an encoder.
+"""Cost of uploads at the gateway, and of large media on the way to an encoder.
 
-    python benchmarks/uploads.py [--rounds 7] [--other LABEL=CHECKOUT ...] [--json FILE]
+python benchmarks/uploads.py [--rounds 7] [--other LABEL=CHECKOUT ...] [--json FILE]
 
 Real gateways, all up at once: one of this checkout, and one of each checkout named by `--other`, each on one
 core, with a real Redis. Encoder and prefill_decode are fakes in this process, on the other core. Gateways
@@ -100,7 +100,7 @@ class Uploads:
         return _with_image(self._server.url(path))
 
     async def cpu_ms(self, name: str, num: int, body: Callable[[], bytes]) -> None:
-        """Of a request, for each arm. They take turns; nothing else is asked meanwhile."""
+        """Measure the CPU milliseconds of a request at each arm, in turns."""
         used = dict.fromkeys((arm.name for arm in self._arms), 0.0)
         for _ in range(num):
             for arm in self._arms:
@@ -112,7 +112,7 @@ class Uploads:
             self.figures[arm.name][name].append(used[arm.name] / num * 1e3)
 
     async def fetches(self) -> None:
-        """An item asked for by the encoder's client, while its request waits."""
+        """Have the encoder's client fetch an item while its request waits."""
         for arm in self._arms:
             self._encoder.before_metadata.clear()
             num_jobs = len(self._encoder.jobs)

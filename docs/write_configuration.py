@@ -1,10 +1,9 @@
-"""Writes the tables of docs/configuration.md from the settings classes: names, defaults and types.
+"""Write the tables of docs/reference/configuration.md: names, defaults, types and meanings of all settings.
 
     python docs/write_configuration.py
 
-Run it after a change of a setting; a test compares. Prose stays as it is: all that is not a table of
-settings, what a row means, and defaults that are made while a service starts (`its own host and port`). A
-setting without a row gets one at the end of its table, with its description; one that is gone loses its row.
+Run it after a change of a setting; a test compares. The rest of the page is written by hand, and so are
+defaults that are computed while a service starts (`its own host and port`).
 """
 
 import json
@@ -23,7 +22,7 @@ from triptych_encoder.settings import EncoderSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
-PAGE = Path(__file__).resolve().parent / "configuration.md"
+PAGE = Path(__file__).resolve().parent / "reference" / "configuration.md"
 SECTIONS: dict[str, type[ServiceSettings]] = {
     "Every service": ServiceSettings,
     "Gateway": GatewaySettings,
@@ -41,7 +40,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 
 def written(page: str) -> str:
-    """`page` with its tables of settings as the classes have them."""
+    """Return `page` with its tables of settings written anew."""
     for title, cls in SECTIONS.items():
         start = page.index(f"\n## {title}\n")
         found = TABLE.search(page, start)
@@ -53,30 +52,26 @@ def written(page: str) -> str:
 
 
 def _rows(cls: type[ServiceSettings], lines: list[str]) -> Iterator[str]:
-    fields = {f"TRIPTYCH_{name}".upper(): name for name in own_fields(cls)}
     schema = cls.model_json_schema(by_alias=False, mode="validation")
-    known: dict[str, tuple[str, str]] = {}
-    for line in lines:
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        known[cells[0].strip("`")] = (cells[1], cells[-1])
-    for name in [
-        *(each for each in known if each in fields),
-        *(each for each in fields if each not in known),
-    ]:
-        field = cls.model_fields[fields[name]]
-        by_hand, meaning = known.get(name, ("none", field.description or ""))
-        described = schema["properties"][fields[name]]
+    by_hand = {cells[0]: cells[1] for cells in (_cells(line) for line in lines)}
+    for field_name in own_fields(cls):
+        name = f"`{f'TRIPTYCH_{field_name}'.upper()}`"
+        field = cls.model_fields[field_name]
         row = (
-            f"`{name}`",
-            default_text(fields[name], field, by_hand),
-            type_text(described, schema),
-            meaning,
+            name,
+            default_text(field_name, field, by_hand.get(name, "none")),
+            type_text(schema["properties"][field_name], schema),
+            " ".join((field.description or "").split()).replace("|", r"\|"),
         )
         yield f"| {' | '.join(row)} |"
 
 
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
 def own_fields(cls: type[ServiceSettings]) -> list[str]:
-    """Without what every service has alike."""
+    """Return the fields of `cls` that not every service has alike."""
     shared = {} if cls is ServiceSettings else ServiceSettings.model_fields
     return [
         name
@@ -86,7 +81,7 @@ def own_fields(cls: type[ServiceSettings]) -> list[str]:
 
 
 def default_text(name: str, field: FieldInfo, by_hand: str) -> str:
-    """`by_hand`: what stands for a default that the class does not have."""
+    """Return the table's cell; `by_hand` stands for a default that is computed at the start."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=False)
@@ -99,7 +94,7 @@ def default_text(name: str, field: FieldInfo, by_hand: str) -> str:
 
 
 def _made(field: FieldInfo) -> Any:
-    """By a factory of empty collections; None: it depends on the machine, or on other settings."""
+    """Return a factory's empty collection; None if the default depends on the machine or other settings."""
     return {list: [], dict: {}, tuple: ()}.get(field.default_factory)  # type: ignore[call-overload]
 
 
@@ -119,7 +114,7 @@ def _in_units(name: str, value: str | float) -> str:
 
 
 def type_text(described: dict[str, Any], schema: dict[str, Any]) -> str:
-    """In words, of a property in JSON Schema: with the bounds of its values."""
+    """Describe the type of a JSON Schema property in words, with the bounds of its values."""
     if (reference := described.get("$ref")) is not None:
         return type_text(schema["$defs"][reference.rpartition("/")[2]], schema)
     if (choices := described.get("enum")) is not None:

@@ -1,4 +1,4 @@
-"""What is compared. Data: how each arm differs from the others; `systems` starts them.
+"""Arms of the comparison, as data: how each differs from the others. `systems` starts them.
 
 All arms get the same cores, the same memory for KV blocks, the same rows of encoder cache, and the same
 options of vLLM.
@@ -31,7 +31,7 @@ def _triptych(name: str, summary: str, *, encoders: int = 1, policy: str = "spli
 
 
 def _with_tower(name: str, who_encodes: str, decision: str) -> Arm:
-    """As `up --local-encode`, which has no word for `local`. These arms differ in the decision alone."""
+    """Arm with a vision tower, as `up --local-encode`, with the given `decision`."""
     return _triptych(
         name,
         f"Triptych, cores follow the load, {who_encodes}",

@@ -1,6 +1,6 @@
-"""What is to be shown, written down before the run. Data, and whether a run has shown it.
+"""Bars of the comparison, written down before the run, and verdicts on a run.
 
-Ratios are of paired repeats, their middle counts. The limits of overlap at scale `m` are about nine tenths of
+Ratios are of paired repeats; their median counts. The limits of overlap at scale `m` are about nine tenths of
 what can be hidden there; other scales are held to the share of it.
 """
 
@@ -22,8 +22,9 @@ SMALLEST_HIDDEN_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Bar:
-    """`arm` ÷ the better of `bases`, of one figure; with `is_hidden_share`, hidden time ÷ time that could be
-    hidden.
+    """`arm` ÷ the better of `bases`, of one figure.
+
+    With `is_hidden_share`: hidden time ÷ time that could be hidden.
     """
 
     arm: str
@@ -47,7 +48,7 @@ class Bar:
         return f"{'≤' if self.is_at_most else '≥'} {self.limit:g}"
 
     def missed_by(self, got: Interval) -> float:
-        """Not above 0: it is held."""
+        """Amount by which the figure misses the bar; not above 0 if it holds."""
         return got.middle - self.limit if self.is_at_most else self.limit - got.middle
 
 
@@ -80,7 +81,7 @@ def _at_least(arm: str, base: str, workload: str, figure: str, limit: float) -> 
 
 
 def _no_worse(workload: str, figure: str, limit: float, *, is_at_most: bool = True) -> Bar:
-    """The decision who encodes, beside the same answer for all requests."""
+    """Bar for the encode decision, beside the same answer for all requests."""
     return Bar("helping", ("always_remote", "always_local"), workload, figure, limit, is_at_most, EVERY_SCALE)
 
 
@@ -142,15 +143,17 @@ STALL_STAGES = 0.5
 
 
 def objectives(scale: Scale) -> Objectives:
-    """What a good request keeps, from what the scale's shape was chosen for and not from what a run measures:
-    its first token within eight times one image's encode and prefill, no stall above half of that sum.
+    """Objectives from the shape of the scale, not from what a run measures.
+
+    The first token comes within eight times one image's encode and prefill; no stall exceeds half of that
+    sum.
     """
     both = scale.encode_ms + scale.prefill_ms
     return Objectives(ttft_ms=FIRST_TOKEN_STAGES * both, stall_ms=STALL_STAGES * both)
 
 
 def verdicts(measured: Measured, scale: str, bars: Sequence[Bar] = BARS) -> list[Verdict]:
-    """Of every bar of this scale, in their order."""
+    """Verdicts on every bar of this scale, in order."""
     return [_verdict(measured, bar) for bar in bars if scale in bar.scales]
 
 

@@ -1,4 +1,4 @@
-"""Which core does what, and how the processes of a service are held to theirs."""
+"""Assignment of cores to services, and pinning of their processes."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ import psutil
 
 @dataclass(frozen=True)
 class CorePlan:
-    """Of all arms. Encoders take turns on the first half; prefill_decode has the other."""
+    """Cores of all arms. Encoders take turns on the first half; prefill_decode has the other."""
 
     everything: tuple[int, ...]  # the monolith, and what is small: proxy, gateway, Redis, store, the load
     encoder: tuple[int, ...]
     prefill_decode: tuple[int, ...]
 
     def encoders(self, count: int) -> list[tuple[int, ...]]:
-        """Of each of `count` encoders: the encoders' half for one, else equal parts of all cores."""
+        """Cores of each of `count` encoders: the encoders' half for one, else equal parts of all."""
         if count == 1:
             return [self.encoder]
         cores = self.everything
@@ -43,7 +43,7 @@ def plan_cores(cores: Sequence[int] | None = None) -> CorePlan:
 
 
 def hold_to(pid: int, cores: Sequence[int]) -> None:
-    """Every thread of a process and of its children. What ends meanwhile needs nothing."""
+    """Pin every thread of a process and of its children to `cores`; ended ones are skipped."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for each in [process, *process.children(recursive=True)]:

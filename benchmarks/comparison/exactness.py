@@ -1,7 +1,7 @@
-"""Whether all arms gave the same tokens to the same questions. Pure.
+"""Comparison of the arms' tokens for equal questions. Pure.
 
-In float32 and with greedy choice they should; a difference is reported with its place. Engines that split a
-prompt into other steps add in another order: where two tokens are as likely as each other to the last bits of
+In float32 and with greedy choice they should be equal; a difference is reported with its place. Engines that
+split a prompt into other steps add in another order: where two tokens are equally likely to the last bits of
 a float, that alone can turn one.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass
 class Exactness:
-    """Of one arm against the reference."""
+    """Tokens of one arm compared with the reference."""
 
     num_compared: int = 0
     num_equal: int = 0
@@ -22,7 +22,7 @@ class Exactness:
 
 
 def compare_tokens(tokens: Mapping[str, Mapping[str, list[int]]], reference: str) -> dict[str, Exactness]:
-    """By arm, without the reference. `tokens`: by arm, then by the question's label."""
+    """Result by arm, without the reference; `tokens` are by arm, then by the question's label."""
     found: dict[str, Exactness] = {}
     for arm, by_label in tokens.items():
         if arm == reference:

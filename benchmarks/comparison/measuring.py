@@ -1,4 +1,4 @@
-"""All arms take turns, repeat after repeat, workload after workload."""
+"""Measures all arms in turn, repeat after repeat, workload after workload."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass
 class Measured:
-    """By workload, then by arm: the figures of each repeat, in the order of repeats."""
+    """Figures of each repeat, in order, by workload and arm."""
 
     figures: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
     tokens: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # by arm, then by label
@@ -57,7 +57,7 @@ class Measured:
 
 
 def turns(arms: Sequence[str], number: int) -> list[str]:
-    """The order of arms: each is first, and each follows each, about equally often."""
+    """Order of arms: each is first, and each follows each, about equally often."""
     first = number % len(arms)
     order = [*arms[first:], *arms[:first]]
     return order[::-1] if (number // len(arms)) % 2 else order
@@ -69,9 +69,7 @@ async def measure(
     on_round: Callable[[str], None] | None = None,
     so_far: Measured | None = None,
 ) -> Measured:
-    """Figures of all workloads on all systems, behind those of `so_far`. Failed requests are named in
-    `failures`.
-    """
+    """Figures of all workloads on all systems, appended to `so_far`; `failures` names failed requests."""
     by_name = {system.arm.name: system for system in systems}
     measured = so_far or Measured()
     last_repeat = plan.first_repeat + plan.repeats
@@ -99,7 +97,7 @@ async def _one_round(
     repeat: int,
     measured: Measured,
 ) -> dict[str, float]:
-    """One arm's turn."""
+    """Run one arm's turn of a workload."""
     asked = make_round(workload, plan.scale, plan.texts, plan.load_seconds, plan.seed, repeat)
     outside = [system.services[name] for name in system.outside_vllm]
     before = cpu_seconds(outside)
@@ -117,13 +115,13 @@ async def _one_round(
 
 
 def _after_encode(answers: Iterable[Answer]) -> float:
-    """From the last image's encode to the first token, where the system says when that was."""
+    """Median ms from the last image's encode to the first token, if the system reports it."""
     timed = (answer for answer in answers if answer.is_timed and not answer.error)
     return median(answer.ttft_ms - answer.encode_ms for answer in timed if answer.encode_ms is not None)
 
 
 def wait_until_quiet(systems: Iterable[RunningSystem]) -> None:
-    """Until these systems use next to nothing, for a limited time: what they still do is not this turn's."""
+    """Wait, up to a limit, until these systems use next to no CPU, so that turns do not overlap."""
     pids = [pid for system in systems for pid in system.services.values()]
     deadline = time.monotonic() + QUIET_LIMIT_S
     while pids:

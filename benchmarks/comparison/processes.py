@@ -1,4 +1,4 @@
-"""What the processes of an arm take: memory of each, CPU seconds by service."""
+"""Resources of an arm's processes: memory of each, CPU seconds by service."""
 
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """PSS shares what several processes map among them: a sum over processes is right with it alone."""
+    """PSS of a process, which divides shared pages among their users, so that sums are right."""
 
     service: str
     name: str
@@ -23,7 +23,7 @@ class ProcessMemory:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it; empty once it has ended."""
+    """A process and its descendants; empty once it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -32,7 +32,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def memory(services: Mapping[str, int]) -> list[ProcessMemory]:
-    """Of every process. `services`: pids of their roots by name."""
+    """Memory of every process; `services` has the pids of their roots by name."""
     found = []
     for service, pid in services.items():
         for process in tree(pid):
@@ -43,7 +43,7 @@ def memory(services: Mapping[str, int]) -> list[ProcessMemory]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time since their starts, of these processes and of all below them."""
+    """User and system seconds of these processes and their descendants since their starts."""
     total = 0.0
     for pid in pids:
         for process in tree(pid):

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as Markdown. Pure."""
+"""Markdown tables of a comparison. Pure."""
 
 import math
 from collections import defaultdict
@@ -37,11 +37,11 @@ SHOWN: Mapping[str, Sequence[str]] = {
     ),
 }  # fmt: skip
 EVERYWHERE = ("all.cpu_ms_outside_vllm",)
-"""The figures that are printed; the JSON report has all."""
+"""Figures that are printed; the JSON report has all."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned; the first column to the left."""
+    """Aligned table; the first column is aligned left."""
     widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -70,7 +70,7 @@ def number(value: float) -> str:
 
 
 def medians_table(measured: Measured, arms: Sequence[str]) -> str:
-    """The median of the repeats."""
+    """Table of medians over the repeats."""
     rows = [
         [
             f"{workload}: {figure}",
@@ -82,7 +82,7 @@ def medians_table(measured: Measured, arms: Sequence[str]) -> str:
 
 
 def ratios_table(measured: Measured, arms: Sequence[str], base: str) -> str:
-    """Each arm ÷ `base`, median of paired repeats with its 95 % interval."""
+    """Table of each arm ÷ `base`: median of paired repeats with its 95 % interval."""
     others = [arm for arm in arms if arm != base]
     rows = [
         [
@@ -95,7 +95,7 @@ def ratios_table(measured: Measured, arms: Sequence[str], base: str) -> str:
 
 
 def bars_table(found: Sequence[Verdict]) -> str:
-    """Those whose arms were measured; how many others there are stands below."""
+    """Table of bars whose arms were measured, then the number of the others."""
     rows = []
     for verdict in found:
         if verdict.outcome is Outcome.NOT_MEASURED:
@@ -126,7 +126,7 @@ def stages_table(times: StageTimes) -> str:
 
 
 def memory_table(memory: Mapping[str, Sequence[ProcessMemory]]) -> str:
-    """PSS of every service's processes; its own line for each arm's sum."""
+    """Table of the services' PSS, with a sum for each arm."""
     rows = []
     for arm, found in memory.items():
         by_service: defaultdict[str, list[ProcessMemory]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Encode first, then prefill: the proxy of vLLM's own encoder disaggregation, as strong as it gets.
+"""Proxy of vLLM's own encoder disaggregation at its best: encode first, then prefill.
 
-    python -m comparison.serial_proxy --port 9000 --encoder URL --prefill-decode URL
+python -m comparison.serial_proxy --port 9000 --encoder URL --prefill-decode URL
 
 It follows the proxy of vLLM's examples (`examples/disaggregated/disaggregated_encoder`): each image of a
 request goes to the encoder, all at once, named by the hash of its content; when the encoder has answered all
@@ -39,7 +39,7 @@ class EncodeFailedError(Exception):
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
-    """`/v1/chat/completions`. The answer's `x-encode-ms`: how long the encoder took for all images."""
+    """Serve `/v1/chat/completions`; the answer's `x-encode-ms` is the encoder's time for all images."""
     upstreams = request.app[UPSTREAMS]
     raw = await request.read()
     body = json.loads(raw)
@@ -67,7 +67,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _encode_all(body: Mapping[str, Any], upstreams: Upstreams) -> bool:
-    """Replace the images of `body` by their metadata, in place; False: there are none."""
+    """Replace the images of `body` by their metadata, in place; False if there are none."""
     places = [
         (message["content"], number)
         for message in body["messages"]
@@ -90,7 +90,7 @@ async def _encode_all(body: Mapping[str, Any], upstreams: Upstreams) -> bool:
 async def _encode(
     part: Mapping[str, Any], model: str, encoder: str, session: aiohttp.ClientSession
 ) -> dict[str, Any]:
-    """Have one image encoded: the part that stands for it.
+    """Get one image encoded; returns the part that stands for it.
 
     Raises:
         EncodeFailedError: it was not.
@@ -109,7 +109,7 @@ async def _encode(
 
 
 def reference_part(answer: Mapping[str, Any], mm_hash: str) -> dict[str, Any]:
-    """What stands for an image at prefill_decode, from the encoder's answer about it.
+    """Part that stands for an image at prefill_decode, from the encoder's answer about it.
 
     Raises:
         EncodeFailedError: it holds no metadata.
@@ -126,7 +126,7 @@ def reference_part(answer: Mapping[str, Any], mm_hash: str) -> dict[str, Any]:
 
 
 async def health(request: web.Request) -> web.Response:
-    """As soon as it listens: the engines are up before it is started."""
+    """Answer as soon as it listens: the engines are up before it is started."""
     return web.Response(text="ok")
 
 

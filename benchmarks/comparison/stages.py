@@ -1,8 +1,8 @@
-"""How long encode and prefill take here, and how much of it overlap can hide. Pure.
+"""Times of encode and prefill on this machine, and how much of them overlap can hide. Pure.
 
-The serial arm does one after the other and says when the last image was encoded, so each request gives both.
-What one image adds comes from the difference of eight (or four) and one: what is paid once per request drops
-out.
+The serial arm runs one after the other and reports when the last image was encoded, so each request gives
+both. The cost of one image is the difference of eight (or four) and one, without what is paid once per
+request.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from comparison.measuring import Measured
 
 @dataclass(frozen=True)
 class StageTimes:
-    """In ms, on the serial arm; NaN where the workload was not measured."""
+    """Stage times in ms on the serial arm; NaN where the workload was not measured."""
 
     encode_one: float  # a request's only image: HTTP, preprocessing, encoder
     encode_each: float  # what each further image adds
@@ -45,9 +45,9 @@ def stage_times(measured: Measured) -> StageTimes:
 
 
 def hidable_ms(workload: str, times: StageTimes) -> float:
-    """What a perfect overlap hides: (n − 1) times the shorter stage, or the shorter of encode and text.
+    """Time that a perfect overlap hides: (n − 1) times the shorter stage, or the shorter of encode and text.
 
-    NaN: nothing can be, or it is not known.
+    NaN if nothing can be hidden, or it is not known.
     """
     further = {"four_images": 3, "eight_images": 7}
     if workload in further:
@@ -58,7 +58,7 @@ def hidable_ms(workload: str, times: StageTimes) -> float:
 
 
 def hidden_share(measured: Measured, workload: str, arm: str) -> Interval:
-    """Hidden time ÷ time that could be hidden, by pairs of repeats."""
+    """Hidden time ÷ time that could be hidden, over pairs of repeats."""
     hidable = hidable_ms(workload, stage_times(measured))
     figure = "image.ttft_ms"
     serial, ours = measured.of(workload, "serial", figure), measured.of(workload, arm, figure)

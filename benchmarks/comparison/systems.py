@@ -1,4 +1,4 @@
-"""Starts an arm and ends it: one vLLM engine, two behind the serial proxy, or `./triptych up`."""
+"""Starts and ends an arm: one vLLM engine, two behind the serial proxy, or `./triptych up`."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ ENGINE_ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker in EngineCore's process: less for each step
 }
 ON_OWN_CORES = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""For engines with a part of the cores, as Triptych sets it: idle threads leave the other parts alone."""
+"""Environment for engines with a part of the cores, as Triptych sets it: idle threads must not spin."""
 
 
 class StartError(Exception):
@@ -40,7 +40,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The same for every engine of every arm."""
+    """Options that are the same for every engine of every arm."""
 
     model: Path
     arguments: tuple[str, ...]  # of vLLM
@@ -49,7 +49,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class RunningSystem:
-    """One arm that answers requests."""
+    """Running arm that answers requests."""
 
     arm: Arm
     base_url: str
@@ -62,7 +62,7 @@ class RunningSystem:
 
 @contextlib.contextmanager
 def running(arm: Arm, options: EngineOptions, cores: CorePlan) -> Iterator[RunningSystem]:
-    """The arm, up; ended with everything of it in the end.
+    """Run an arm during the block.
 
     Raises:
         StartError: it did not start.
@@ -177,7 +177,7 @@ def _pin(services: Mapping[str, int], cores: CorePlan, num_encoders: int) -> Non
 
 
 def _knows_core_policy(cli: Sequence[str]) -> bool:
-    """Whether this `up` has `--core-policy`; without, its engines run with a thread each, unpinned."""
+    """True if this `up` has `--core-policy`; without it its engines run one unpinned thread each."""
     wide = {**os.environ, "COLUMNS": "200"}
     shown = subprocess.run(
         [*cli, "up", "--help"], env=wide, check=True, timeout=60, capture_output=True, text=True
@@ -203,7 +203,7 @@ def _vllm(
     log: Path,
     env: Mapping[str, str],
 ) -> contextlib.AbstractContextManager["subprocess.Popen[bytes]"]:
-    """vLLM's own server, with a thread for each of its cores."""
+    """Run vLLM's own server, with a thread for each of its cores."""
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={options.model}",
         f"--served-model-name={options.model.name}", "--host=127.0.0.1", f"--port={port}",
@@ -217,7 +217,7 @@ def _vllm(
 def _process(
     command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process with all below it on `cores`; ended, with its group, when the block ends."""
+    """Run a process and its descendants on `cores`; it ends, with its group, with the block."""
     pinned = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -253,7 +253,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path
 
 
 def _shared_memory() -> Path | None:
-    """A tmpfs; None: the temporary directory will do."""
+    """Folder on a tmpfs; None to use the temporary directory."""
     folder = Path("/dev/shm")
     return folder if folder.is_dir() else None
 

@@ -1,4 +1,4 @@
-"""What is asked: rounds of requests, from a seed. Pure, but for the images' and texts' making.
+"""Workloads: rounds of requests, from a seed. Pure, except for the making of images and texts.
 
 A round is the same, byte for byte, for every arm of a repeat, and new in every repeat: no cache knows its
 images or the beginnings of its texts.
@@ -24,7 +24,7 @@ MADE_AHEAD = 48  # questions of one client that exist before the round begins: m
 
 @dataclass
 class Client:
-    """Asks one question after the other until the round's time is up."""
+    """Asks one question after the other until the round's time is over."""
 
     questions: Iterator[Question]
     pause_s: float = 0.0  # between an answer and the next question
@@ -32,7 +32,7 @@ class Client:
 
 @dataclass
 class Round:
-    """Either `one_by_one`, or `clients` and `arrivals` for `seconds`."""
+    """Questions `one_by_one`, or `clients` and `arrivals` for `seconds`."""
 
     one_by_one: list[Question] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the contents of one round."""
+    """Makes the questions of one round."""
 
     rng: random.Random
     texts: TextMaker
@@ -88,7 +88,7 @@ def _image_then_text(make: Maker) -> Round:
 
 
 def _multi_turn(make: Maker) -> Round:
-    """Four turns; the third brings another image. What the assistant said is given: always the same."""
+    """Conversation of four turns with fixed answers; the third brings another image."""
     turns = [
         ("first_turn", [make.image(), make.text()]),
         ("text_turn", [make.text()]),
@@ -105,7 +105,7 @@ def _multi_turn(make: Maker) -> Round:
 
 
 def _known_image(make: Maker) -> Round:
-    """Every second question is about the image of the one before."""
+    """Questions of which every second one is about the image of the one before."""
     questions = []
     for number in range(3):
         image = make.image()
@@ -121,9 +121,7 @@ def _text_only(make: Maker) -> Round:
 
 # ---- load ----------------------------------------------------------------------------------------
 def _stream(make: Maker, kind: str, with_image: bool, max_tokens: int) -> Iterator[Question]:
-    """Questions without end; the first `MADE_AHEAD` are made at once. Not labelled: arms ask more or
-    fewer of them.
-    """
+    """Endless questions, the first `MADE_AHEAD` made at once; unlabelled, as arms ask different numbers."""
 
     def new() -> Question:
         parts = [make.image(), make.text()] if with_image else [make.text()]
@@ -193,7 +191,7 @@ WORKLOADS: Mapping[str, Workload] = {
 def make_round(
     workload: Workload, scale: Scale, texts: TextMaker, load_seconds: float, seed: int, repeat: int
 ) -> Round:
-    """The same for the same arguments. `repeat` below 0: a warm-up."""
+    """Round for these arguments, deterministic; a `repeat` below 0 is a warm-up."""
     label = f"{workload.name}/{repeat}"
     rng = random.Random(f"{seed}/{label}")
     return workload.make(Maker(rng, texts, scale.image_side, label, load_seconds))

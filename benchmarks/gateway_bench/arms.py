@@ -1,4 +1,4 @@
-"""The processes that are compared, and the upstream. Each arm has one core, load and upstream another."""
+"""Processes that are compared, and their upstream. Each arm has one core, load and upstream another."""
 
 import asyncio
 import os
@@ -27,14 +27,14 @@ DIRECT, PROXY, GATEWAY = "direct", "aiohttp proxy", "gateway"
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to the upstream."""
+    """One way to the upstream, with its process."""
 
     name: str
     url: str
     pid: int | None  # None: there is no process between
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads, by the scheduler's own count."""
+        """CPU seconds of all threads of the arm, as the scheduler counts them."""
         if self.pid is None:
             return 0.0
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
@@ -42,7 +42,7 @@ class Arm:
 
 
 def cores() -> tuple[int, int]:
-    """One core for the arms, another for load and upstream; the same where there is only one."""
+    """One core for the arms, and another for load and upstream; the same if there is only one."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[0], usable[-1]
 
@@ -51,9 +51,9 @@ def cores() -> tuple[int, int]:
 async def running_arms(
     others: Mapping[str, Path], settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[list[Arm]]:
-    """Everything up: an upstream, a proxy, a gateway of this checkout, and one of each of `others`.
+    """Run an upstream, a proxy, a gateway of this checkout, and one of each of `others`.
 
-    `settings`: more of the gateways' environment.
+    `settings` is added to the gateways' environment.
     """
     arm_core, load_core = cores()
     os.sched_setaffinity(0, {load_core})

@@ -1,4 +1,4 @@
-"""Clients that cost little: one connection each, one request after the other, and when the answers came."""
+"""Cheap clients: one connection each, one request after the other, with the times of answers."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ ANSWER_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Workload:
-    """What clients ask, and how the upstream answers it."""
+    """Requests of clients, and the upstream's answers to them."""
 
     name: str
     stream: bool
@@ -32,12 +32,12 @@ class Workload:
 
     @property
     def upstream_field(self) -> str:
-        """What tells the upstream how to answer."""
+        """Field that tells the upstream how to answer."""
         return f"{self.num_events},{self.first_ms},{self.gap_ms}"
 
     @property
     def request(self) -> bytes:
-        """The bytes of one request."""
+        """Bytes of one complete request."""
         body = orjson.dumps(
             {
                 "model": MODEL,
@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass
 class Times:
-    """Of the answers to one workload by one arm: milliseconds since the request was written."""
+    """Milliseconds since the request was written, for one workload and arm."""
 
     first_ms: list[float] = field(default_factory=list)  # first byte of the body
     last_ms: list[float] = field(default_factory=list)  # end of the answer
@@ -69,7 +69,7 @@ class Times:
 
 
 class Client(asyncio.Protocol):
-    """A connection. `ask` sends one request and returns at the end of its answer."""
+    """Connection on which `ask` sends one request and returns at the end of its answer."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -135,7 +135,7 @@ class Client(asyncio.Protocol):
 
 
 async def ask_for(url: str, workload: Workload, seconds: float, times: Times) -> int:
-    """All clients of `workload` ask `url` without pause, spread over the time of an answer.
+    """Run all clients of `workload` against `url` without pause, their starts spread over an answer's time.
 
     Returns:
         The number of answers.
@@ -167,7 +167,7 @@ async def ask_for(url: str, workload: Workload, seconds: float, times: Times) ->
 
 
 async def ask_each_in_turn(urls: dict[str, str], workload: Workload, num: int) -> dict[str, Times]:
-    """One client per arm; arm after arm is asked once, `num` times over: noise hits all alike."""
+    """Ask each arm once per turn with one client, `num` times, so that noise hits all alike."""
     request = workload.request
     times = {arm: Times() for arm in urls}
     clients = {arm: await Client.connect(url) for arm, url in urls.items()}

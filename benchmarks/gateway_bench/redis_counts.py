@@ -32,7 +32,7 @@ HEARTBEAT = "MULTI"  # nothing else of a gateway is a transaction
 
 @dataclass(frozen=True)
 class RedisCounts:
-    """Of one kind of request, for each request."""
+    """Redis round trips and commands of one kind of request, for each request."""
 
     kind: str
     round_trips: float
@@ -55,7 +55,7 @@ class _Written:
 
 
 def _names(data: bytes) -> Iterator[str]:
-    """The names of the commands in what is written to Redis: arrays of strings, each with its length."""
+    """Names of the commands in bytes written to Redis."""
     position = 0
     while position < len(data):
         end = data.index(b"\r\n", position)
@@ -71,7 +71,7 @@ def _names(data: bytes) -> Iterator[str]:
 
 @contextmanager
 def _counting(client_name: str) -> Iterator[_Written]:
-    """Counts what connections of this name write while the block runs."""
+    """Count the bytes that connections of this name write during the block."""
     written = _Written()
     connection: Any = AbstractConnection
     send = connection.send_packed_command
@@ -91,7 +91,7 @@ def _counting(client_name: str) -> Iterator[_Written]:
 
 
 async def count_redis() -> list[RedisCounts]:
-    """Text, a new image, and an image whose sizes the gateway remembers."""
+    """Counts for a text, a new image, and an image whose sizes the gateway remembers."""
     with embedded_redis() as server, tempfile.TemporaryDirectory() as folder:  # 0700
         async with opened_system(server.url, Path(folder), registry_interval_s=0.5) as system:
             await system.ask([_part(NUM_REQUESTS)])  # Redis gets to know the scripts

@@ -1,4 +1,4 @@
-"""Which arm is asked when, and the figures of all rounds."""
+"""Schedule of the arms, and the figures of all rounds."""
 
 import asyncio
 import statistics
@@ -13,7 +13,7 @@ MIN_LIMIT_S = 60.0
 
 
 def workloads() -> list[Workload]:
-    """Each streamed and whole.
+    """Each workload, streamed and whole.
 
     Paced: the model takes 50 ms to its first token, 10 ms for each further one. Saturated: it takes no time.
     """
@@ -30,7 +30,7 @@ def workloads() -> list[Workload]:
 
 @dataclass(frozen=True)
 class Figures:
-    """One workload by one arm. Milliseconds; `added`: beyond the direct call's same quantile."""
+    """Milliseconds of one workload by one arm; `added` is beyond the direct call's same quantile."""
 
     arm: str
     workload: str
@@ -54,7 +54,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 async def run_rounds(arms: list[Arm], num_rounds: int, seconds: float) -> list[Figures]:
-    """All workloads, arm after arm in each round, so that a slow phase of the machine hits all."""
+    """Run all workloads, arm after arm in each round, so that a slow phase of the machine hits all."""
     plans = workloads()
     times = {(plan.name, plan.stream, arm.name): Times() for plan in plans for arm in arms}
     urls = {arm.name: arm.url for arm in arms}

@@ -1,4 +1,4 @@
-"""Many streams at once through one arm: was any broken, how late came each token, what did they take.
+"""Many concurrent streams through one arm: broken streams, latency of each token, resources.
 
 The upstream writes into each event its number and the time (`upstream`, "stamped"), so a token's latency is
 that of its own way: upstream's write to client's read.
@@ -20,7 +20,7 @@ _TAIL_BYTES = 64  # of a chunk, that may hold the beginning of a token
 
 @dataclass(frozen=True)
 class StreamsWorkload(Workload):
-    """Of stamped events."""
+    """Workload whose events are stamped."""
 
     @property
     def upstream_field(self) -> str:
@@ -29,7 +29,7 @@ class StreamsWorkload(Workload):
 
 @dataclass
 class StreamsResult:
-    """Of all streams of one run."""
+    """Results of all streams of one run."""
 
     latency_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of each token
     num_broken: int = 0  # ended without all of their tokens, in order
@@ -67,7 +67,7 @@ def resident_kib(pid: int) -> int:
 
 
 async def run_streams(arm: Arm, workload: StreamsWorkload) -> StreamsResult:
-    """All streams of `workload`, opened within the time until their first token, and open together."""
+    """Run all streams of `workload` concurrently, opened within the time until their first token."""
     result, clients = StreamsResult(), list[StreamClient]()
     before_kib = 0 if arm.pid is None else resident_kib(arm.pid)
     before_s, began = arm.cpu_s(), time.perf_counter()

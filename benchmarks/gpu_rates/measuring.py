@@ -10,12 +10,12 @@ import torch
 MIB = 1 << 20
 WARM_UPS = 2
 TARGET = 0.9
-"""Of a plain copy on the device: what `cuda_ipc` is to reach."""
+"""Target of `cuda_ipc`, as a share of a plain copy on the device."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One tensor handed over; seconds. Each part ends when the GPU is done with it."""
+    """Handover of one tensor, in seconds; each part ends when the GPU is done with it."""
 
     write_s: float  # the producer's copy
     told_s: float  # seal, and the consumer's pin
@@ -23,16 +23,16 @@ class Passage:
 
 
 class Way(Protocol):
-    """A transport."""
+    """Transport that is being measured."""
 
     name: str
 
     def hand_over(self, tensor: torch.Tensor) -> Passage:
-        """Raises RuntimeError: other bytes arrived, or `cuda_ipc`'s consumer took memory of its own."""
+        """Hand over a tensor; raises RuntimeError if other bytes arrived, or `cuda_ipc` took extra memory."""
 
 
 PlainCopy = Callable[[torch.Tensor], float]
-"""Seconds."""
+"""Copies a tensor and returns the seconds."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Compared:
-    """Which plain copies a way is measured against."""
+    """Plain copies that a way is compared with."""
 
     out: str
     in_: str | None
@@ -69,7 +69,7 @@ def measure(
     sizes_mib: Sequence[float],
     repeats: int,
 ) -> list[Figure]:
-    """All ways and plain copies in turn, `repeats` times for each size: they see the same machine."""
+    """Run all ways and plain copies in turn, `repeats` times for each size."""
     figures: list[Figure] = []
     for mib in sizes_mib:
         passages: dict[str, list[Passage]] = {way.name: [] for way in ways}
@@ -116,12 +116,12 @@ def figure(
 
 
 def gb_s(mib: float, seconds: float) -> float:
-    """10^9 bytes per second."""
+    """Rate in 10^9 bytes per second."""
     return mib * MIB / seconds / 1e9
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """As it goes into docs/design/transports.md."""
+    """Figures as the table of docs/design/transports.md."""
     lines = [
         "| way | MiB | written, GB/s | plain, GB/s | ratio | told, ms | opened, ms | plain in | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -138,7 +138,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def report(machine: Mapping[str, str], figures: Sequence[Figure]) -> dict[str, Any]:
-    """For a file."""
+    """Report as plain data, for a file."""
     reached = [each.out_ratio >= TARGET for each in figures if each.plain_in is None]
     return {
         "machine": dict(machine),

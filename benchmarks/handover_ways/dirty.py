@@ -1,4 +1,4 @@
-"""Written bytes that are not on the disk yet, and the bound at which the kernel slows down writers."""
+"""Dirty pages: written bytes that are not on the disk yet, and the limit at which writers are slowed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ VMSTAT = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class DirtyPages:
-    """In bytes, of the whole machine."""
+    """Dirty pages of the whole machine, in bytes."""
 
     dirty: int
     throttle_from: int  # halfway between where write-back begins and where writers must wait for it

@@ -1,4 +1,4 @@
-"""The regime in which tensors stay: how much may, and what each way's tensors took, one after another."""
+"""Regime in which tensors stay: how much may be kept, and the times of each way's tensors."""
 
 import shutil
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ WARM_UPS = 2
 
 @dataclass(frozen=True)
 class KeptBounds:
-    """Bytes that may be kept, by what they lie on."""
+    """Bytes that may be kept, by the medium."""
 
     region_bytes: int  # also Redis'
     tmpfs_bytes: int
@@ -27,12 +27,12 @@ class KeptBounds:
 
     @classmethod
     def of(cls, region_gib: float, tmpfs_gib: float, disk_gib: float | None) -> "KeptBounds":
-        """`disk_gib` None: so much that the kernel slows down writers, if that is not too much."""
+        """Bounds; without `disk_gib`, enough that the kernel slows writers, within reason."""
         disk_bytes = min(MOST_DISK_BYTES, 2 * DirtyPages.now().limit) if disk_gib is None else disk_gib * GIB
         return cls(int(region_gib * GIB), int(tmpfs_gib * GIB), int(disk_bytes))
 
     def refusal(self) -> str | None:
-        """Why this machine cannot keep so much; None: it can."""
+        """Reason why this machine cannot keep so much, or None."""
         free = shutil.disk_usage(Path()).free
         if free < self.disk_bytes + DISK_SPARE_BYTES:
             return f"{self.disk_bytes / GIB:.1f} GiB of files and a rest do not fit: {free / GIB:.1f} free"
@@ -45,7 +45,7 @@ class KeptBounds:
 
 @dataclass(frozen=True)
 class Series:
-    """One way's tensors, in the order in which they were handed over, with what was not written back yet."""
+    """One way's tensors in order, with the bytes that were not written back yet."""
 
     way: str
     size_mib: float
@@ -68,7 +68,7 @@ class Series:
 def measure_kept(
     pair: Pair, ways: Sequence[str], bounds: KeptBounds, mib: float
 ) -> tuple[list[Result], list[Series]]:
-    """Each way for itself; a memcpy before each tensor."""
+    """Measure each way by itself, with a memcpy before each tensor."""
     rows = max(1, int(mib * MIB) // (2 * WIDTH))
     results, series, all_memcpys = [], [], list[Passage]()
     for way in ways:

@@ -33,7 +33,7 @@ FIRST_NUMBER_OF_PAIR = 1 << 40
 
 @dataclass(frozen=True)
 class Places:
-    """What the ways need."""
+    """Paths and addresses that the ways use."""
 
     socket: str
     tmpfs: str
@@ -46,7 +46,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Passage:
-    """One tensor's way, in seconds from the start of the producer's work."""
+    """Handover of one tensor, in seconds from the start of the producer's work."""
 
     started_at: float
     prepare_s: float  # before the start: a reservation, a directory
@@ -82,12 +82,12 @@ def receive(pipe: Connection) -> Message:
 
 
 def sum_of(tensor: torch.Tensor) -> int:
-    """Reads every byte."""
+    """Sum of the tensor, which reads every byte."""
     return int(tensor.reshape(-1).view(torch.int64).sum())
 
 
 def produce(steering: Connection, peer: Connection, places: Places, name: str) -> None:
-    """The producer process: one tensor for each order."""
+    """Producer process: makes one tensor for each order."""
     torch.set_num_threads(1)
     gc.disable()
     ways = ways_of(places, name)
@@ -125,7 +125,7 @@ def produce(steering: Connection, peer: Connection, places: Places, name: str) -
 
 
 def consume(steering: Connection, peer: Connection, places: Places, name: str) -> None:
-    """The consumer process: waits for each tensor, reads it whole, drops it."""
+    """Consumer process: waits for each tensor, reads it whole, drops it."""
     torch.set_num_threads(1)
     gc.disable()
     warnings.filterwarnings("ignore", "The given buffer is not writable")  # what Redis gives
@@ -149,7 +149,7 @@ def consume(steering: Connection, peer: Connection, places: Places, name: str) -
 
 
 class Pair:
-    """A producer and its consumer, as the benchmark steers them."""
+    """A producer and its consumer, as the benchmark controls them."""
 
     def __init__(self, number: int) -> None:
         context = multiprocessing.get_context("fork")  # before any thread: nothing is imported twice
@@ -165,7 +165,7 @@ class Pair:
             process.start()
 
     def connect(self, places: Places) -> None:
-        """Begin; `wait_ready` ends it."""
+        """Start connecting; `wait_ready` completes it."""
         for steering in (self._producer, self._consumer):
             send(steering, asdict(places))
 
@@ -174,7 +174,7 @@ class Pair:
         receive(self._consumer)
 
     def order(self, way: str, rows: int, *, keeps: bool) -> None:
-        """The consumer waits for the next tensor. `keeps`: it stays where it is, as in a cache."""
+        """Order a handover; with `keeps` the tensor stays where it is, as in a cache."""
         self._number += 1
         self._order = {"way": way, "rows": rows, "number": self._number, "keeps": keeps}
         send(self._consumer, self._order)
@@ -184,7 +184,7 @@ class Pair:
         send(self._producer, self._order)
 
     def finish(self) -> Passage:
-        """Raises RuntimeError: the tensor that arrived is another."""
+        """Wait for the handover; raises RuntimeError if another tensor arrived."""
         consumed = receive(self._consumer)  # first: nothing wakes this process before the end
         produced = receive(self._producer)
         send(self._producer, {})
@@ -203,7 +203,7 @@ class Pair:
         )
 
     def clear(self, way: str) -> None:
-        """What the way keeps is given up."""
+        """Delete what the way has kept."""
         send(self._producer, {"way": way})
         receive(self._producer)
 

@@ -1,4 +1,4 @@
-"""What the runs gave, as numbers and as text."""
+"""Results of the runs, as numbers and as text."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from handover_ways.peers import Passage
 
 FLOORS = ("memcpy", "memcpy same", "store")
-"""Ways whose copy is one plain copy: no way that copies can take less than the fastest of them."""
+"""Ways that consist of one plain copy: no copying way can be faster than the fastest of them."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """In milliseconds."""
+    """Median, mean and 99th percentile in milliseconds."""
 
     p50: float
     mean: float
@@ -30,7 +30,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Result:
-    """One way with one size in one regime. Medians where nothing else is said."""
+    """One way with one size in one regime; medians unless stated otherwise."""
 
     regime: str
     way: str
@@ -52,9 +52,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long as the store a way takes: median, mean, 99th percentile.
+    """Time of a way ÷ time of the store: median, mean, 99th percentile.
 
-    `best`: the same for a handover that takes no longer than its one copy, median against median.
+    `best` is the same for a handover that takes no longer than its one copy, by medians.
     """
 
     regime: str
@@ -79,7 +79,7 @@ def result_of(
     memcpys: Sequence[Passage] = (),
     rates: Sequence[float] = (),
 ) -> Result:
-    """`memcpys`: made just before each of `passages`. `rates`: GiB/s of each round of all pairs."""
+    """Result of passages; `memcpys` precede each, `rates` are GiB/s of each round of all pairs."""
     return Result(
         regime,
         way,
@@ -98,7 +98,7 @@ def result_of(
 
 
 def of_memcpy(memcpys: Sequence[Passage], passages: Sequence[Passage]) -> float:
-    """Each copy against the memcpy just before it: what else the machine does hits both."""
+    """Median of each copy ÷ the memcpy just before it, so that noise hits both."""
     ratios = [a.copy_s / b.copy_s for a, b in zip(memcpys, passages, strict=False) if b.copy_s]
     return statistics.median(ratios) if ratios else 0.0
 
@@ -108,7 +108,7 @@ def median_ms(seconds: list[float]) -> float:
 
 
 def ratios(results: Sequence[Result], regime: str, mib: float) -> list[Ratio]:
-    """All ways against the store, of one pair."""
+    """Ratios of all ways to the store, for one pair."""
     of = {
         each.way: each for each in results if (each.regime, each.size_mib, each.num_pairs) == (regime, mib, 1)
     }
@@ -142,7 +142,7 @@ def ratios(results: Sequence[Result], regime: str, mib: float) -> list[Ratio]:
 
 # ---- as text -------------------------------------------------------------------------------------
 def regime_table(results: Sequence[Result], regime: str, mib: float) -> list[str]:
-    """Times of all ways, and those of the others in times of the store."""
+    """Times of all ways, and ratios to the store."""
     rows = [r for r in results if (r.regime, r.size_mib, r.num_pairs) == (regime, mib, 1)]
     lines = [f"{regime}, {mib:g} MiB: milliseconds, p50 mean p99"]
     lines.append(f"{'':>14} {'tensors':>8} {'copy':>8} {'until a tensor':>24} {'until it is read':>24}")
@@ -165,7 +165,7 @@ def regime_table(results: Sequence[Result], regime: str, mib: float) -> list[str
 
 
 def store_lines(results: Sequence[Result]) -> list[str]:
-    """The store's copy, and what comes after it, by size."""
+    """The store's copy and the rest of its handover, by size."""
     return [
         f"{each.size_mib:g} MiB, {each.regime}: copy at {each.of_memcpy:.2f} of memcpy; from its end to the "
         f"consumer's tensor {each.after_write_ms:.3f} ms, {each.after_write_ms / each.ping_ms:.1f} pings; "

@@ -1,4 +1,4 @@
-"""A small plot: lines over logarithmic axes, as SVG text."""
+"""Small plots as SVG text: lines over logarithmic axes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def log_log_plot(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) -> str:
-    """All values above 0."""
+    """Plot of lines whose values are all above 0."""
     xs = [x for points in lines.values() for x, _ in points]
     ys = [y for points in lines.values() for _, y in points]
     x_axis, y_axis = _Axis(xs, 2, LEFT, WIDTH - RIGHT), _Axis(ys, 10, HEIGHT - BOTTOM, TOP)
@@ -40,7 +40,7 @@ def log_log_plot(title: str, x_label: str, y_label: str, lines: Mapping[str, Poi
 
 
 class _Axis:
-    """Values to positions, in powers of `base`."""
+    """Maps values to positions, in powers of `base`."""
 
     def __init__(self, values: Sequence[float], base: int, first: float, last: float) -> None:
         self._base = base

@@ -39,7 +39,7 @@ Message = dict[str, Any]
 
 
 class Way:
-    """A way with nothing to it: the empty round trip."""
+    """Base class of the ways, and the empty round trip."""
 
     copy_s = 0.0
     ping_s = 0.0  # of the store, just before
@@ -47,39 +47,38 @@ class Way:
     tensor_at = 0.0
 
     def prepare(self, tensor: torch.Tensor, number: int) -> None:
-        """The producer, before the clock runs: what can be done while the tensor is still being computed."""
+        """Producer, before the clock runs: do what can be done while the tensor is being computed."""
 
     def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
-        """Leave the tensor (`[rows, WIDTH]`, bfloat16); None: the consumer is notified by the way itself."""
+        """Leave the tensor (`[rows, WIDTH]`, bfloat16); None if the way notifies the consumer itself."""
         return {}
 
     def retire(self, number: int) -> None:
-        """The producer cleans up; the consumer is done."""
+        """Producer: clean up after the consumer is done."""
 
     def keep(self, number: int, num_bytes: int) -> None:
-        """The producer leaves the tensor where it is, as a cache does; where nobody else does, it sees to
-        it that no more is kept than may be."""
+        """Producer: keep the tensor where it is, as a cache does, within the way's limit."""
 
     def clear(self) -> None:
-        """The producer gives up what it kept."""
+        """Producer: delete everything kept."""
 
     def await_it(self, number: int) -> None:
-        """Consumer, before the clock runs."""
+        """Consumer: prepare, before the clock runs."""
 
     def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
-        """Consumer: the tensor, as soon as it is there."""
+        """Consumer: return the tensor as soon as it is there."""
         read_message()
         return None
 
     def let_go(self) -> None:
-        """Consumer, after the clock has stopped and the tensor was dropped."""
+        """Consumer: clean up, after the clock has stopped and the tensor was dropped."""
 
     def close(self) -> None:
-        """The end of the process."""
+        """Clean up at the end of the process."""
 
 
 class Kept:
-    """What lies around, oldest first, up to so many bytes."""
+    """Kept tensors, oldest first, up to `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -87,7 +86,7 @@ class Kept:
         self._numbers: deque[tuple[int, int]] = deque()
 
     def add(self, number: int, num_bytes: int) -> list[int]:
-        """What must go for it."""
+        """Add a tensor; returns the numbers of those that must go for it."""
         self._numbers.append((number, num_bytes))
         self._num_bytes += num_bytes
         gone = []
@@ -170,7 +169,7 @@ class Store(Way):
         return None
 
     def retire(self, number: int) -> None:
-        """So that the next one gets the same blocks: warm, as in a store that runs for long."""
+        """Evict the tensor, so that the next one gets the same, warm blocks, as in a long-running store."""
         self._session.request(Evict(seq=0, mm_hash=f"{number:064x}"))
 
     def await_it(self, number: int) -> None:
@@ -229,9 +228,9 @@ class SharedMemoryCopy(Way):
 
 
 class SafetensorsFile(Way):
-    """A file for each tensor, saved and loaded just as vLLM's ECExampleConnector does it.
+    """A file for each tensor, saved and loaded as vLLM's ECExampleConnector does.
 
-    That one never deletes a file. Here the oldest go when there are more bytes than may be.
+    That one never deletes a file; here the oldest go at the limit.
     """
 
     def __init__(self, directory: Path, most_kept_bytes: int) -> None:
@@ -267,7 +266,7 @@ class SafetensorsFile(Way):
 
 
 class Redis(Way):
-    """SET by the producer, GET by the consumer, through Redis' Unix socket. What is kept, Redis evicts."""
+    """SET by the producer, GET by the consumer, through Redis' Unix socket; Redis evicts kept tensors."""
 
     def __init__(self, url: str, most_kept_bytes: int) -> None:
         self._redis: Any = redis.Redis.from_url(url)
@@ -281,7 +280,7 @@ class Redis(Way):
         self._redis.delete(str(number))
 
     def keep(self, number: int, num_bytes: int) -> None:
-        """Redis was told how much it may hold; another's Redis perhaps was not."""
+        """No effect on the own Redis, which has a limit; another Redis may have none."""
         for each in self._kept.add(number, num_bytes):
             self.retire(each)
 

@@ -1,4 +1,4 @@
-"""First tokens of three systems that take turns, each on hosts of its own; engines are stand-ins.
+"""First tokens of three systems on separate hosts, in turns; engines are stand-ins.
 
 remote   the encoder on one host, the prefill_decode on another: items cross the network
 local    both on one host, with an agent that has nothing to do
@@ -112,7 +112,7 @@ async def _burst(client: Client, arm: str, numbers: "itertools.count[int]", figu
 
 
 def _round_trip_s(network: Network) -> float:
-    """Of a connection's opening."""
+    """Median seconds to open a connection."""
     address = (str(network["b"].address), ECHO_PORT)
     taken = []
     with network["b"].call(lambda: socket.create_server(address)):

@@ -1,4 +1,4 @@
-"""Figures against their bars."""
+"""Figures of several hosts compared with their bars."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Bar:
-    """`figure` is at least, or at most, `bound`."""
+    """Bar that `figure` is at least, or at most, `bound`."""
 
     name: str
     figure: Interval

@@ -1,4 +1,4 @@
-"""Bytes a second between two hosts: the agents, a bare socket, NIXL and iperf3 where they are installed."""
+"""Bytes per second between two hosts: the agents, a bare socket, NIXL and iperf3 if installed."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ CONTROL = "control"
 
 
 async def measure(num_entries: int, repeats: int, rate_bits: int | None) -> dict[str, list[float]]:
-    """Bytes a second of each way, in the order of the repeats; the first of each is a warm-up."""
+    """Bytes per second of each way by repeat; the first of each is a warm-up."""
     found: dict[str, list[float]] = {}
     with _opened(num_entries, rate_bits) as (network, ends, redis_url):
         async with ordering_gateway(redis_url) as gateway:
@@ -55,7 +55,7 @@ async def measure(num_entries: int, repeats: int, rate_bits: int | None) -> dict
 def _opened(
     num_entries: int, rate_bits: int | None
 ) -> Iterator[tuple[Network, dict[str, tuple[FabricHost, FabricHost]], str]]:
-    """The two hosts, their agents by way, Redis' URL."""
+    """The two hosts, their agents by way, and the URL of Redis."""
     region_bytes = (num_entries + 2) * ENTRY_BYTES
     ways = {"agent": "tcp"}
     if HAS_NIXL:
@@ -93,7 +93,7 @@ def _opened(
 async def _agents(
     gateway: OrderingGateway, near: FabricHost, far: FabricHost, num_entries: int, number: int
 ) -> float:
-    """From the orders to the last result."""
+    """Bytes per second from the orders to the last result."""
     names = [blake3(f"{number} {entry}".encode()).hexdigest() for entry in range(num_entries)]
     for end in (near, far):
         await asyncio.to_thread(end.session.request, Evict(seq=0))
@@ -110,9 +110,9 @@ async def _agents(
 
 
 def _bare(network: Network, num_bytes: int) -> float:
-    """From memory to memory, over one connection: the least that a copy can cost.
+    """Bytes per second from memory to memory over one connection: the least that a copy can cost.
 
-    Both sides have as much memory as the agents' entries: what is used again and again stays in a cache.
+    Both sides use as much memory as the agents' entries, since reused memory would stay in a cache.
     """
     address = (str(network["b"].address), BARE_PORT)
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE

@@ -1,4 +1,4 @@
-"""One streamed chat request, with the time of every token. It shares the cores: little work per token."""
+"""One streamed chat request with the time of every token, at little cost per token."""
 
 import json
 import time
@@ -14,7 +14,7 @@ _DATA = b"data:"
 
 @dataclass(frozen=True)
 class Question:
-    """One request. `kind` groups its answers in the figures."""
+    """One request; `kind` groups its answers in the figures."""
 
     kind: str
     messages: Sequence[Mapping[str, Any]]
@@ -23,7 +23,7 @@ class Question:
     is_timed: bool = True  # False: it prepares the next one
 
     def body(self, model: str) -> dict[str, Any]:
-        """As OpenAI's API takes it, with vLLM's options for a fixed length and for ids of tokens."""
+        """Body for OpenAI's API, with vLLM's options for a fixed length and for token ids."""
         return {
             "model": model,
             "messages": list(self.messages),
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass
 class Answer:
-    """What came of a question, in seconds of the monotonic clock."""
+    """Outcome of a question, in seconds of the monotonic clock."""
 
     kind: str
     label: str
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float:
-        """NaN: no token came."""
+        """Milliseconds to the first token; NaN without one."""
         return (self.times[0] - self.start) * 1e3 if self.times else float("nan")
 
     @property
@@ -63,19 +63,19 @@ class Answer:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Between two events with tokens."""
+        """Milliseconds between two events with tokens."""
         return [(b - a) * 1e3 for a, b in zip(self.times, self.times[1:], strict=False)]
 
     @property
     def tpot_ms(self) -> float:
-        """Per token behind the first; NaN for a single one."""
+        """Milliseconds per token after the first; NaN for a single one."""
         num_further = len(self.token_ids) - 1
         return (self.times[-1] - self.times[0]) * 1e3 / num_further if num_further > 0 else float("nan")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server of OpenAI's API, and a session to it."""
+    """Server of OpenAI's API, with a session to it."""
 
     base_url: str
     model: str
@@ -83,7 +83,7 @@ class Endpoint:
 
 
 def new_session() -> aiohttp.ClientSession:
-    """Without a limit of connections: closed loops bound themselves."""
+    """HTTP session without a limit of connections, since closed loops limit themselves."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
@@ -92,7 +92,7 @@ def new_session() -> aiohttp.ClientSession:
 
 
 async def ask(endpoint: Endpoint, question: Question) -> Answer:
-    """One request. A failure is in the answer's `error`, never an exception."""
+    """Send one request; a failure is in the answer's `error`, never an exception."""
     body = json.dumps(question.body(endpoint.model)).encode()
     answer = Answer(question.kind, question.label, time.monotonic(), question.is_timed)
     try:
@@ -119,7 +119,7 @@ async def ask(endpoint: Endpoint, question: Question) -> Answer:
 
 
 def _take_line(answer: Answer, line: bytes) -> None:
-    """One line of server-sent events."""
+    """Apply one line of server-sent events."""
     if not line.startswith(_DATA):
         return
     payload = line[len(_DATA) :].strip()

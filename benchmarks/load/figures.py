@@ -1,4 +1,4 @@
-"""What a group of answers comes to. Pure."""
+"""Figures of a group of answers. Pure."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from load.client import Answer
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a request must keep to count as good: its first token, and no longer stall behind it."""
+    """Limits that a good request keeps: time to the first token, and the longest stall after it."""
 
     ttft_ms: float
     stall_ms: float
@@ -22,7 +22,7 @@ class Objectives:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed; NaN for none."""
+    """Smallest value that at least `share` of all do not exceed; NaN for none."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -30,14 +30,14 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """NaN for none; NaNs do not count."""
+    """Median without NaNs; NaN for none."""
     found = [value for value in values if not math.isnan(value)]
     return statistics.median(found) if found else float("nan")
 
 
 @dataclass(frozen=True)
 class Window:
-    """When the load began (monotonic), and how many seconds it lasted."""
+    """Start of the load (monotonic) and its length in seconds."""
 
     start: float
     seconds: float
@@ -56,7 +56,7 @@ def figures(answers: Sequence[Answer], window: Window, objectives: Objectives) -
 
 
 def tokens_per_s(answers: Sequence[Answer], window: Window) -> float:
-    """Tokens that came while the load lasted."""
+    """Tokens per second that came during the load."""
     until = window.start + window.seconds
     came = 0.0
     for answer in answers:
@@ -67,9 +67,9 @@ def tokens_per_s(answers: Sequence[Answer], window: Window) -> float:
 
 
 def requests_per_s(answers: Sequence[Answer], window: Window) -> float:
-    """Answers that ended while the load lasted, counted from the first of them to the last.
+    """Answers per second during the load, from the first of them to the last.
 
-    So nothing is rounded to what happens to end within a few seconds.
+    That avoids rounding to what happens to end within a few seconds.
     """
     until = window.start + window.seconds
     ends = sorted(answer.end for answer in answers if answer.end <= until)

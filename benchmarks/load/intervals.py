@@ -24,7 +24,7 @@ SEED = 12
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with the bounds of its 95 % interval; all NaN where nothing was measured."""
+    """Figure with the bounds of its 95 % interval; all NaN if nothing was measured."""
 
     middle: float
     low: float
@@ -36,9 +36,9 @@ class Interval:
 
 
 def ratio_interval(values: Sequence[float], bases: Sequence[float], num_starts: int = 1) -> Interval:
-    """Of `values` ÷ `bases`, pair by pair. Pairs with a NaN do not count, nor do two zeros.
+    """Interval of `values` ÷ `bases`, pair by pair; pairs with a NaN or two zeros do not count.
 
-    `num_starts`: the pairs are of so many starts, equally many of each, one start after the other.
+    `num_starts`: number of starts that the pairs are of, equally many of each, one after the other.
 
     Raises:
         ValueError: they are not pairs.
@@ -53,7 +53,7 @@ def _ratio(value: float, base: float) -> float:
 
 
 def median_interval(values: Sequence[float], num_starts: int = 1) -> Interval:
-    """The median of `values` with its interval; the same for the same values. NaNs do not count.
+    """Median of `values` with its interval, deterministic; NaNs do not count.
 
     `num_starts`: see `ratio_interval`.
     """
@@ -78,7 +78,7 @@ def _resampled(data: Values) -> Values:
 
 
 def _resampled_by_start(starts: Sequence[Values]) -> Values:
-    """Medians of draws of starts, and of repeats within each; of a start as many as it has."""
+    """Medians of draws of starts, and of repeats within each start."""
     rng = np.random.default_rng(SEED)
     num_repeats = np.asarray([len(part) for part in starts])
     repeats = np.arange(num_repeats.max())

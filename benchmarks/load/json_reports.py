@@ -1,4 +1,4 @@
-"""Reports as JSON files that any reader takes: NaN and infinity, which JSON does not know, become null."""
+"""JSON reports that any reader takes: NaN and infinity, which JSON lacks, become null."""
 
 import json
 import math
@@ -12,7 +12,7 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Of what JSON has; numpy's numbers as Python's, anything else as its text."""
+    """Plain JSON data: numpy's numbers as Python's, other objects as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

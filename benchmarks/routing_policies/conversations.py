@@ -1,4 +1,4 @@
-"""Conversations of several turns; some of them are about the same image. From a seed."""
+"""Conversations of several turns, some about the same image, from a seed."""
 
 import random
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FIRST, LATER = "first_turn", "later_turn"
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one round. Tokens are those of each text; an image has some hundreds."""
+    """Shape of one round. Tokens are those of each text; an image has some hundreds."""
 
     num_conversations: int = 12
     num_images: int = 4  # that they share
@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass
 class Conversation:
-    """What was said so far; what the assistant said is given: the same for all arms."""
+    """Conversation so far, with fixed answers of the assistant: the same for all arms."""
 
     texts: TextMaker
     rng: random.Random
@@ -38,7 +38,7 @@ class Conversation:
     num_asked: int = 0
 
     def next_question(self) -> Question | None:
-        """None: it is over."""
+        """Next question, or None at the end."""
         shape = self.shape
         if self.num_asked == shape.num_turns:
             return None
@@ -57,7 +57,7 @@ class Conversation:
 def make_conversations(
     texts: TextMaker, side: int, shape: Shape, seed: int, label: str
 ) -> list[Conversation]:
-    """The same for the same arguments; with another label no cache knows anything of them."""
+    """Conversations for these arguments, deterministic; no cache knows those of another label."""
     rng = random.Random(f"{seed}/{label}")
     images = [new_image(rng, side) for _ in range(shape.num_images)]
     system = texts.new_text(rng, shape.system_tokens)

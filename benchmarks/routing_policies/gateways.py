@@ -1,4 +1,4 @@
-"""A gateway process for each arm, before the same engines: the choice of an instance is all that differs."""
+"""A gateway process for each arm, before the same engines: only the choice of an instance differs."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ DEPLOYMENT = "default"
 
 @contextlib.contextmanager
 def running_gateways(redis_url: str, arms: Mapping[str, Path]) -> Iterator[dict[str, str]]:
-    """Base URLs of OpenAI's API, by arm.
+    """Base URLs of OpenAI's API by arm, during the block.
 
     Raises:
         TimeoutError: one of them does not become ready.
@@ -54,7 +54,7 @@ def running_gateways(redis_url: str, arms: Mapping[str, Path]) -> Iterator[dict[
 
 
 def urls_of_engines(redis_url: str) -> list[str]:
-    """Where prefill_decodes serve their metrics."""
+    """URLs at which prefill_decodes serve their metrics."""
     return asyncio.run(_urls_of_engines(redis_url))
 
 

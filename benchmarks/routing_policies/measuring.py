@@ -1,4 +1,4 @@
-"""Rounds: each arm in turn, on conversations that no cache knows; the same shape for all."""
+"""Rounds of the arms in turn, on conversations that no cache knows, of the same shape for all."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ SESSION = {"X-Session-Id": "of the bench"}  # of the arm that goes by it alone
 
 @dataclass
 class ArmResult:
-    """Of one arm, one entry a round."""
+    """Results of one arm, one entry a round."""
 
     counts: list[PrefixCounts] = field(default_factory=list)
     answers: list[list[Answer]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class RoutingPlan:
 
 
 async def measure(plan: RoutingPlan, urls: Mapping[str, str]) -> dict[str, ArmResult]:
-    """`urls`: of each arm's gateway. The first round warms up, and does not count."""
+    """Results by arm; `urls` are of each arm's gateway. The first round warms up, and does not count."""
     results = {arm: ArmResult() for arm in urls}
     for number in range(plan.num_rounds + 1):
         order = random.Random(f"{plan.seed}/{number}").sample(sorted(urls), len(urls))
@@ -59,7 +59,7 @@ async def measure(plan: RoutingPlan, urls: Mapping[str, str]) -> dict[str, ArmRe
 async def _ask_all(
     plan: RoutingPlan, url: str, conversations: list[Conversation], headers: Mapping[str, str]
 ) -> list[Answer]:
-    """By so many clients, each with one turn of any conversation at a time: turns of all are mixed."""
+    """Ask all conversations with several clients, mixing their turns."""
     waiting, rng, answers = list(conversations), random.Random(plan.seed), list[Answer]()
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=1 << 20) as session:

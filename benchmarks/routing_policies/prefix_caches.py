@@ -1,4 +1,4 @@
-"""What vLLM counts of its prefix caches, over all engines."""
+"""vLLM's counts of its prefix caches, over all engines."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total
 
 @dataclass(frozen=True)
 class PrefixCounts:
-    """Tokens that were looked up, and those that were there."""
+    """Tokens looked up in prefix caches, and those found."""
 
     num_queries: float = 0.0
     num_hits: float = 0.0
@@ -24,7 +24,7 @@ class PrefixCounts:
 
 
 def counts_of(text: str) -> PrefixCounts:
-    """Of one scrape."""
+    """Counts in one scrape of an engine."""
     found = {QUERIES: 0.0, HITS: 0.0}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -34,6 +34,6 @@ def counts_of(text: str) -> PrefixCounts:
 
 
 def read_counts(urls: list[str]) -> PrefixCounts:
-    """Of the engines behind these addresses."""
+    """Sum of the counts of the engines at these addresses."""
     read = [counts_of(httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text) for url in urls]
     return PrefixCounts(sum(each.num_queries for each in read), sum(each.num_hits for each in read))

@@ -1,4 +1,4 @@
-"""The figures of each arm, and the bars, which were written down before any run."""
+"""Figures of each arm, and the bars, which were written down before any run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Bar:
 
 
 def ttfts(result: ArmResult, kind: str | None = None) -> list[float]:
-    """Milliseconds, the mean of each round's requests; `kind`: of these alone."""
+    """Milliseconds to the first token, mean of each round's requests, optionally of one `kind`."""
     return [mean(_of_kind(answers, kind)) for answers in result.answers]
 
 
@@ -32,7 +32,7 @@ def hit_rates(result: ArmResult) -> list[float]:
 
 
 def bars(results: Mapping[str, ArmResult]) -> list[Bar]:
-    """Of the arms that were run."""
+    """Bars for the arms that were run."""
     found = []
     if {AFFINITY, ONE} <= results.keys():
         ratio = ratio_interval(hit_rates(results[AFFINITY]), hit_rates(results[ONE]))
@@ -44,7 +44,7 @@ def bars(results: Mapping[str, ArmResult]) -> list[Bar]:
 
 
 def table(results: Mapping[str, ArmResult]) -> str:
-    """Medians of the rounds, with 95 % intervals."""
+    """Table of medians over the rounds, with 95 % intervals."""
     lines = ["| arm | prefix hit rate | TTFT, ms | TTFT of later turns, ms |", "|---|---|---|---|"]
     for arm, result in results.items():
         cells = [median_interval(hit_rates(result)), median_interval(ttfts(result))]

@@ -1,8 +1,8 @@
-"""How hard an endpoint is asked. Pure.
+"""Load points: rates, clients or replays for an endpoint. Pure.
 
-Open loop: requests come at a rate, whatever became of those before; the gaps between them follow a gamma
+Open loop: requests come at a rate, regardless of earlier ones; the gaps between them follow a gamma
 distribution whose shape is the burstiness (1: a Poisson process; below 1: bursts). Closed loop: a number of
-clients, each asking again when it was answered. Replay: requests come when a trace says.
+clients, each asking again when it was answered. Replay: requests come at a trace's times.
 """
 
 import math
@@ -34,7 +34,7 @@ class LoadPoint:
 
     @property
     def value(self) -> float:
-        """Where the point stands on a plot's axis."""
+        """Position of the point on a plot's axis."""
         if self.loop is Loop.OPEN:
             return self.request_rate
         return float(self.max_concurrency or 0) if self.loop is Loop.CLOSED else self.speed
@@ -43,7 +43,7 @@ class LoadPoint:
 def load_points(
     rates: Sequence[float], burstiness: float, clients: Sequence[int], speeds: Sequence[float]
 ) -> list[LoadPoint]:
-    """One for each value, open loops first.
+    """One point for each value, open loops first.
 
     Raises:
         ValueError: a value is not above 0.

@@ -1,4 +1,4 @@
-"""Latency over load, distribution of gaps, timeline: as SVG text. Pure."""
+"""SVG plots: latency over load, distribution of gaps, timeline. Pure."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ LONG_GAP_MS = 100.0
 
 
 def latency_over_load(results: Results, axis: str) -> str:
-    """One line for each figure; empty where fewer than two points of one loop were measured."""
+    """Plot with one line per figure; empty if fewer than two points of one loop were measured."""
     lines = {
         name: [
             (point.value, float(figures[key]))
@@ -33,7 +33,7 @@ def latency_over_load(results: Results, axis: str) -> str:
 
 
 def gap_distribution(results: Results) -> str:
-    """For each load point: which share of the gaps between tokens is longer than so many ms."""
+    """Plot of the share of token gaps longer than a time, for each load point."""
     lines = {}
     for point, figures in results:
         gaps = sorted(gap * 1e3 for found in figures.get("itls", ()) for gap in found if gap > 0)
@@ -47,7 +47,7 @@ def gap_distribution(results: Results) -> str:
 
 
 def timeline(figures: Mapping[str, Any], title: str) -> str:
-    """A row for each request of one load point: waiting for the first token, streaming, long gaps marked."""
+    """Plot with a row per request: wait for the first token, streaming, marked long gaps."""
     requests = sorted(
         (start, ttft, itls)
         for start, ttft, itls in zip(

@@ -1,4 +1,4 @@
-"""How long each stage took while a load ran, from the trace files of the system that served it."""
+"""Times of each stage during a load, from the trace files of the system that served it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from triptych_common.telemetry.trace_files import trace_files
 
 @dataclass(frozen=True)
 class StageTime:
-    """Of all spans of one name that began while the load ran."""
+    """Times of all spans of one name that began during the load."""
 
     name: str
     count: int
@@ -27,7 +27,7 @@ class StageTime:
 
 
 def spans_between(traces_dir: Path, start_ns: int, end_ns: int) -> Iterator[SpanRecord]:
-    """Each span that began in this time (wall clock), once. Lines that are cut off are passed over."""
+    """Spans that began in this time (wall clock), once each; incomplete lines are skipped."""
     seen: set[str] = set()
     for path in trace_files(traces_dir):
         try:
@@ -45,7 +45,7 @@ def spans_between(traces_dir: Path, start_ns: int, end_ns: int) -> Iterator[Span
 
 
 def stage_times(spans: Iterable[SpanRecord]) -> list[StageTime]:
-    """By name, in the order of their first beginnings."""
+    """Times by span name, in the order of their first beginnings."""
     durations: defaultdict[str, list[float]] = defaultdict(list)
     for span in sorted(spans, key=lambda each: each.start_ns):
         durations[span.name].append(span.duration_ms)

@@ -1,4 +1,4 @@
-"""One load point, run by the code of vLLM's own `bench serve`: its datasets, its clients, its report.
+"""Runs one load point with the code of vLLM's own `bench serve`: its datasets, clients and report.
 
 `vllm` itself is not called as a command: with the distribution for CPUs it looks up another one's version.
 """
@@ -27,12 +27,12 @@ IMAGE_DEFAULTS = (
     '--random-mm-limit-mm-per-prompt={"image": 16, "video": 0}',
     "--random-mm-bucket-config={(448, 448, 1): 1.0}",
 )  # fmt: skip
-"""One new image of 448 × 448 pixels in each request; vLLM's own options, given by the user, win."""
+"""Default options: one new image of 448 × 448 pixels in each request; the user's options override."""
 
 
 @dataclass(frozen=True)
 class PointResult:
-    """`figures`: vLLM's own result, with the lists of every request. Times are of the wall clock, in ns."""
+    """Result of a load point: vLLM's `figures` with lists for every request, wall-clock times in ns."""
 
     point: LoadPoint
     figures: dict[str, Any]
@@ -43,7 +43,7 @@ class PointResult:
 def parse_vllm_options(
     base_url: str, model: str, tokenizer: Path | str, passed_through: Sequence[str]
 ) -> argparse.Namespace:
-    """Options of vLLM's `bench serve`, ours first, so that the user's win."""
+    """Options of vLLM's `bench serve`, with the user's after ours."""
     parser = FlexibleArgumentParser()
     vllm_serve.add_cli_args(parser)
     options = [
@@ -59,7 +59,7 @@ def parse_vllm_options(
 
 
 async def run_point(args: argparse.Namespace, point: LoadPoint, seed: int, trace: Path | None) -> PointResult:
-    """One load point. `seed`: of its contents; `trace`: what a replay replays."""
+    """Run one load point; `seed` is of its contents, `trace` the file of a replay."""
     args = copy.copy(args)
     args.seed = seed
     start_ns = time.time_ns()
@@ -118,6 +118,6 @@ async def _replay(args: argparse.Namespace, trace: Path, speed: float) -> dict[s
 
 
 def as_json(result: PointResult) -> dict[str, Any]:
-    """Without the texts that the model made up."""
+    """Result as plain data, without the texts that the model made up."""
     kept = {key: value for key, value in result.figures.items() if key != "generated_texts"}
     return {"title": result.point.title, "start_ns": result.start_ns, "end_ns": result.end_ns, **kept}

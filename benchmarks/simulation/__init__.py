@@ -12,5 +12,5 @@ calibration  costs from its traces
 predictions  predicted beside measured
 gpu_estimates   costs on a GPU, computed from published figures
 studies      capacity of a deployment, its rates, costs changed one at a time
-tables       the studies of docs/scaling.md by name; charts: its drawings
+tables       the studies of docs/operations/scaling.md by name; charts: its drawings
 """

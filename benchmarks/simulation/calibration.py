@@ -87,7 +87,7 @@ class Trace:
         return self.one(name).duration_ms / 1e3
 
     def llm(self, attribute: str) -> float:
-        """One of vLLM's own figures."""
+        """Value of one of vLLM's own span attributes."""
         value = self.one("llm_request").attributes.get(attribute)
         if not isinstance(value, (int, float)):
             raise CalibrationError(f"llm_request has no {attribute}")
@@ -95,12 +95,12 @@ class Trace:
 
     @property
     def scheduled_ns(self) -> float:
-        """When vLLM first took the request into a step."""
+        """Time at which vLLM first took the request into a step."""
         return self.one("llm_request").start_ns + (self.llm(_TTFT) - self.llm(_PREFILL)) * 1e9
 
 
 def read_traces(traces_dir: Path, request_ids: Iterable[str]) -> dict[str, Trace]:
-    """By request id, in one pass over the files; a request without a complete trace is left out."""
+    """Traces by request id, read in one pass; requests without a complete trace are left out."""
     wanted, spans = set(request_ids), defaultdict[str, dict[str, SpanRecord]](dict)
     roots: dict[str, str] = {}
     for span in _all_spans(traces_dir):

@@ -58,7 +58,7 @@ def line_chart(title: str, x_title: str, y_title: str, lines: Sequence[Line], *,
 
 
 def _until_top(points: Sequence[tuple[float, float]], y_max: float) -> list[tuple[float, float]]:
-    """With the first point above the top, and none behind it."""
+    """Points up to and including the first above the top."""
     shown: list[tuple[float, float]] = []
     for point in points:
         shown.append(point)

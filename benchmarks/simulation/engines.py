@@ -23,7 +23,7 @@ from simulation.servers import Server
 
 @dataclass(slots=True)
 class Step:
-    """What one step does."""
+    """Work done in one engine step."""
 
     num_decoding: int
     prefilling: list[tuple[Request, int]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class EngineModel:
 
     # ---- arrival -----------------------------------------------------------------------------------
     def submit(self, request: Request) -> None:
-        """It has passed the front."""
+        """Take a request that has passed the front."""
         self._ungranted.append(request)
         for item in request.items:
             if not item.pinned.triggered and item.pinned.callbacks is not None:

@@ -14,7 +14,7 @@ from simulation.parameters import EngineCosts, StageTimes
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """Of one GPU."""
+    """Published figures of one GPU."""
 
     flops: float = 989.4e12  # bfloat16, dense (data sheet: 1,979 with sparsity)
     memory_bytes_per_s: float = 3.35e12  # HBM3
@@ -28,7 +28,7 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """Qwen2.5-VL-7B."""
+    """Shapes of Qwen2.5-VL-7B's layers."""
 
     tower_layers: int = 32
     tower_width: int = 1280
@@ -44,7 +44,7 @@ class ModelShapes:
     vocabulary: int = 152_064
 
     def tower_flops_per_row(self, rows: int) -> float:
-        """Of an image of that many rows: weights, windows, full attention, and the merger."""
+        """FLOPs per row of an image with `rows` rows: weights, windows, full attention, and the merger."""
         patches = rows * self.patches_per_row
         weights = self.tower_layers * (4 * self.tower_width**2 + 3 * self.tower_width * self.tower_inner)
         windows = (
@@ -56,7 +56,7 @@ class ModelShapes:
 
     @property
     def language_parameters(self) -> int:
-        """Of the layers, without embeddings."""
+        """Parameters of the language model's layers, without embeddings."""
         kv_width = self.kv_heads * self.head_size
         return self.layers * (2 * self.width**2 + 2 * self.width * kv_width + 3 * self.width * self.inner)
 

@@ -1,9 +1,8 @@
-"""What each stage costs: the model's only numbers, kept as JSON beside this module, with where they
-come from.
+"""Cost of each stage: the model's only numbers, kept as JSON beside this module, with their origin.
 
 Times are seconds of the thing that is occupied. A stage of the form `a + b·n` has its `a` in `..._s` and its
-`b` in `..._row_s`, `..._token_s` and so on. A *row* is one embedding of an image, which takes the
-place of one token of the prompt.
+`b` in `..._row_s`, `..._token_s` and so on. A *row* is one embedding of an image, which takes the place of
+one token of the prompt.
 """
 
 import json
@@ -31,7 +30,7 @@ class GatewayCosts:
 
 @dataclass(frozen=True)
 class RedisCosts:
-    """One server, one thread."""
+    """Costs of one Redis server with one thread."""
 
     command_s: float
     byte_s: float  # for each byte of a value, in or out
@@ -129,7 +128,7 @@ PARTS: dict[str, type] = {
 
 
 def stage_times(raw: dict[str, Any]) -> StageTimes:
-    """From parsed JSON.
+    """Stage times from parsed JSON.
 
     Raises:
         ValueError: a field is missing or not known, or a time is negative.
@@ -154,12 +153,11 @@ def _part(cls: type[Part], raw: dict[str, Any]) -> Part:
 
 @dataclass(frozen=True)
 class Deployment:
-    """How many of what, where, and how they go about it.
+    """Numbers and placement of all processes, and their policies.
 
-    `hosts`: (encoders, prefill_decodes) of each. `is_whole`: one deployment spans all hosts, and
-    tensors cross
-    between hosts at `link_bytes_per_s`; otherwise each host is a deployment of its own, with gateways, Redis
-    and a store, and callers are spread over the hosts by their numbers of prefill_decodes.
+    `hosts`: (encoders, prefill_decodes) of each. `is_whole`: one deployment spans all hosts, and tensors
+    cross between hosts at `link_bytes_per_s`; otherwise each host is a deployment of its own, with gateways,
+    Redis and a store, and callers are spread over the hosts by their numbers of prefill_decodes.
     """
 
     name: str

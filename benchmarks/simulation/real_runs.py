@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass
 class RealRun:
-    """What a system did with each workload."""
+    """Results of a real system for each workload."""
 
     num_cores: int
     seconds_each: float  # of a workload in one round

@@ -15,10 +15,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the run's time that each part was busy, at most 1: of the busiest of its kind, where there is
-    no mean.
+    """Share of the run's time that each part was busy; of the busiest of its kind, if there is no mean.
 
-    An engine is busy with whatever there is, so what counts is what its steps take beyond an empty one.
+    An engine is always busy, so what counts is what its steps take beyond an empty one.
     """
 
     gateway: float = 0.0
@@ -32,7 +31,7 @@ class Shares:
     engine: float = 0.0  # mean
 
     def first(self) -> tuple[str, float]:
-        """The busiest part."""
+        """Name and share of the busiest part."""
         return max(asdict(self).items(), key=lambda each: float(each[1]))
 
 

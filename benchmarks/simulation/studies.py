@@ -1,4 +1,4 @@
-"""What large deployments do, by the model: the tables of docs/scaling.md.
+"""Behaviour of large deployments, by the model: the tables of docs/operations/scaling.md.
 
 Load is open (Poisson). *Capacity* is the highest rate at which the objectives hold: TTFT p90 and the mean gap
 between tokens p90, of the requests that arrive in 20 s. Over so short a time a queue that grows slowly is
@@ -73,7 +73,7 @@ def holds(results: Results) -> bool:
 
 
 def capacity(case: Case, *, tolerance: float = 0.05, start: float = 20.0) -> Found:
-    """By doubling and halving; deterministic."""
+    """Highest rate within the objectives, by doubling and halving; deterministic."""
     low, low_results, high = 0.0, run_at(case, 1.0), start
     while holds(results := run_at(case, high)):
         low, low_results, high = high, results, high * 2
@@ -170,7 +170,7 @@ def capacity_table(founds: Sequence[Found]) -> list[str]:
 
 
 def ratio_cases(times: StageTimes, num_images: Sequence[int]) -> list[Case]:
-    """Of one host of eight GPUs: every split of it, and the monolith, for each number of images."""
+    """Cases of one host of eight GPUs: every split, and the monolith, for each number of images."""
     cases = []
     for number in num_images:
         mix = ((chat(number), 1.0),)

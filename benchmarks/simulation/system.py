@@ -70,7 +70,7 @@ class DeploymentModel:
             env.process(self._beat())
 
     def serve(self, request: Request) -> Generator[simpy.Event, Any, None]:
-        """From arrival to the last token."""
+        """Process a request from arrival to its last token."""
         self.num_in_flight += 1
         request.gateway = self._next_gateway
         self._next_gateway = (self._next_gateway + 1) % len(self.gateways)
@@ -155,7 +155,7 @@ class DeploymentModel:
         return gateway.loop.done(seconds)
 
     def _stream(self, gateway: int, chunks: int, reply_s: float) -> float:
-        """When the gateway has passed on the chunks of one step."""
+        """Time at which the gateway has passed on the chunks of one step."""
         return self.gateways[gateway].loop.work(chunks * self._times.gateway.chunk_s) + reply_s
 
     def _beat(self) -> Generator[simpy.Event, Any, None]:

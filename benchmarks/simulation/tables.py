@@ -112,7 +112,7 @@ def _sensitivity(times: StageTimes, _charts: Path | None) -> list[str]:
 
 
 def _switches(times: StageTimes, _charts: Path | None) -> list[str]:
-    """What overlap and the encoder's policy give, far from saturation and near it."""
+    """Effect of overlap and of the encoder's policy, far from saturation and near it."""
     lines = [
         "| 3 E + 5 PD | images | TTFT p50 / p90 at 2 requests/s, ms | requests/s within the objectives |",
         "|---|---|---|---|",
@@ -166,7 +166,7 @@ def _worth(times: StageTimes, _charts: Path | None) -> list[str]:
 
 
 def _control(times: StageTimes, _charts: Path | None) -> list[str]:
-    """How many images and streams a second each part of the control plane bears, by its costs alone."""
+    """Images and streams per second that each part of the control plane can bear, by its costs alone."""
     redis, gateway, store = times.redis, times.gateway, times.store
     item_cpu = gateway.item_s + gateway.item_rest_s
     ceilings: Sequence[tuple[str, str, float]] = (

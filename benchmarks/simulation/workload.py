@@ -1,4 +1,4 @@
-"""What is asked of a system, real or simulated: kinds of requests, and how they arrive."""
+"""Workloads of a system, real or simulated: kinds of requests, and their arrivals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Arrivals(StrEnum):
-    """How the requests of one stream arrive."""
+    """Arrival process of one stream's requests."""
 
     CLOSED = "closed"  # each client sends the next request when the answer has ended
     REGULAR = "regular"  # at equal distances
@@ -15,7 +15,7 @@ class Arrivals(StrEnum):
 
 @dataclass(frozen=True)
 class RequestKind:
-    """One sort of request."""
+    """Kind of request, by its contents."""
 
     name: str
     num_images: int = 0
@@ -67,7 +67,7 @@ def closed(kind: RequestKind, num_clients: int, seconds: float) -> Workload:
 
 
 def check_workloads(seconds: float) -> dict[str, Workload]:
-    """What predictions are checked with. To those of `calibration.FITTED` the model is fitted."""
+    """Workloads that check the predictions; the model is fitted to those of `calibration.FITTED`."""
     image_each_second = Stream(ONE_IMAGE, Arrivals.REGULAR, rate=1.0)
     small = RequestKind("small image", 1, image_side=224)
     return {

@@ -25,7 +25,7 @@ class FaultInjector:
         self.longest_recovery_s = 0.0
 
     async def run(self, seconds: float, num_faults: int = MIN_FAULTS) -> None:
-        """For `seconds`, and `num_faults` faults at least.
+        """Inject faults for `seconds`, and at least `num_faults`.
 
         Raises:
             RuntimeError: the system did not become healthy.

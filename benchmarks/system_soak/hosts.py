@@ -1,4 +1,4 @@
-"""As `fast`, on three hosts: each has a store and a fabric agent, and Redis is on a fourth.
+"""System as in `fast`, on three hosts: each has a store and a fabric agent, and Redis is on a fourth.
 
 Half of the faults are of the network: cuts between two hosts or from a host to Redis, in one direction or
 both, losses, a slow host. Half of these begin at a random step between hosts.

@@ -72,7 +72,7 @@ def opened(num_callers: int, seed: int, topology: str) -> Iterator[tuple[Target,
 
 
 class RealTarget:
-    """Victims are `NAME/PART`."""
+    """System of real engines; victims are named `NAME/PART`."""
 
     engine = "vLLM on the CPU, the demo model in float32"
     answering_kinds: tuple[str, ...] = ("prefill_decode",)
@@ -211,7 +211,7 @@ def _serves(url: str) -> bool:
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str, target: RealTarget) -> None:
-    """In other processes, which cannot be awaited here.
+    """Poll `condition`, which is about other processes and cannot be awaited.
 
     Raises:
         RuntimeError: not in time.

@@ -90,7 +90,7 @@ def _leftovers(target: Target, wrong: list[str]) -> dict[str, int]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """For people."""
+    """Print the report as readable text."""
     for key in ("engine", "num_requests", "outcomes", "latency", "num_faults", "faults_injected"):
         print(f"{key:<22} {report[key]}")
     for kind, outcomes in report["without_token_at_death_of"].items():

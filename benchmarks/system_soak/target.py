@@ -45,7 +45,7 @@ class Target(Protocol):
         """A process gets little time, or a network is disturbed, until the block ends."""
 
     def wait_until_healthy(self) -> None:
-        """Until the next fault may come.
+        """Wait until the next fault may come.
 
         Raises:
             RuntimeError: not in time.
@@ -59,22 +59,22 @@ class Target(Protocol):
         """
 
     def leftovers(self) -> dict[str, int]:
-        """Empty: nothing is left."""
+        """Counts of what is left of requests; empty if nothing is."""
 
     def recoveries_s(self) -> dict[str, list[float]]:
-        """By what was killed, how long it took until it was ready again."""
+        """Seconds until victims were ready again, by kind."""
 
     def num_encodes(self) -> int:
-        """Of encoders."""
+        """Number of encodes that encoders ran."""
 
     def shares(self) -> dict[str, dict[str, int]]:
-        """By kind that answers: how many requests it had; of them those whose media it encoded itself, and
-        those whose media its KV cache held already."""
+        """Requests by kind of instance, with those that it encoded itself, and those whose media its KV cache
+        held."""
 
     def num_restarts(self) -> dict[str, int]:
-        """By instance."""
+        """Number of restarts by instance."""
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of each service, and of Redis."""
+        """Memory of each service, and of Redis."""
 
     def log_ends(self, num_lines: int) -> str: ...

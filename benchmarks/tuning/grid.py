@@ -56,7 +56,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def setups(axes: Mapping[str, Sequence[str]]) -> list[Setup]:
-    """All combinations."""
+    """All combinations of the axes' values."""
     names = [name for name in axes if name != ENCODERS]
     counts = [int(count) for count in axes.get(ENCODERS, ("1",))]
     return [

@@ -154,7 +154,7 @@ def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[
 
 
 def test_whatever_can_be_set_is_in_the_document() -> None:
-    document = (ROOT / "docs" / "docker.md").read_text()
+    document = (ROOT / "docs" / "guide" / "docker.md").read_text()
     for file in (COMPOSE, COMPOSE_GPU, COMPOSE_EPD, COMPOSE_HOST, *ENV_FILES.glob("*.env")):
         for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
             assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"

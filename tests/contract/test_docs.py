@@ -26,8 +26,8 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 
 HEADING = re.compile(r"^#{2,5} +(.+)$", re.MULTILINE)
 ROW = re.compile(r"^\| `([^`]+)` \| (.*)$", re.MULTILINE)
@@ -180,11 +180,7 @@ def test_a_table_that_is_wrong_is_written_anew(writer: ModuleType, right: str, w
 def test_a_setting_without_a_row_gets_one(writer: ModuleType) -> None:
     (row,) = re.findall(r"^\| `TRIPTYCH_SLAB_DEVICE` .*\n", CONFIGURATION, re.MULTILINE)
     page = writer.written(CONFIGURATION.replace(row, ""))
-    assert (
-        "| `TRIPTYCH_SLAB_DEVICE` | `0` | whole number ≥ 0 | number of that GPU, of those to be seen |"
-        in page
-    )
-    assert page.count("TRIPTYCH_SLAB_DEVICE") == 1
+    assert page == CONFIGURATION
 
 
 def test_configuration_lists_exactly_the_rights_in_redis() -> None:

@@ -1,4 +1,4 @@
-"""docs/endpoints.md has exactly the endpoints of the table, and says of each what the table says."""
+"""docs/reference/endpoints.md lists exactly the endpoints of the table, with their properties."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from triptych_gateway.endpoints.table import ENDPOINTS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "endpoints.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "endpoints.md").read_text()
 ROW = re.compile(r"^\| `([A-Z]+ /[^`]*)` \| (yes|no) \| (yes|no) \| (yes|no) \| .+ \|$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists exactly the metrics of the code, with their types and labels, under their service."""
+"""docs/reference/metrics.md lists exactly the metrics of each service, with types and labels."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from triptych_encoder.metrics import EncoderMetrics
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_vllm_connector.engine_tally import ENGINE_METRICS
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 ROW = re.compile(rf"^\| `({PREFIX}_\w+)` \| (\w+) \|\s*([^|]*?)\s*\| [^|]+ \| [^|]+ \|$", re.MULTILINE)
 CREATED = ("counter", "gauge", "histogram")
 
@@ -78,10 +78,13 @@ def test_names_say_their_units() -> None:
             assert each.name.endswith("_total") == (each.kind == "counter"), each.name
 
 
-@pytest.mark.parametrize("document", ["runbook.md", "architecture.md", "security.md", "configuration.md"])
+DOCUMENTS = ("operations/runbook", "operations/security", "design/architecture", "reference/configuration")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_metrics_that_other_pages_name_are_there(document: str) -> None:
     known = {each.name for title in SERVICES for each in described(sections(PAGE)[title])}
-    text = (Path(ROOT) / "docs" / document).read_text()
+    text = (Path(ROOT) / "docs" / f"{document}.md").read_text()
     named = set(re.findall(rf"`({PREFIX}_(?:gateway|encoder|store|prefill_decode)_\w+)(?:\{{[^`]*)?`", text))
     assert named <= known | {name for name in named if name in PACKAGES}
 

@@ -28,8 +28,8 @@ from tests.support.observability import (
 )
 from triptych_common.telemetry.metrics import MetricFacts
 
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
-OBSERVABILITY = (ROOT / "docs" / "observability.md").read_text()
+RUNBOOK = (ROOT / "docs" / "operations" / "runbook.md").read_text()
+OBSERVABILITY = (ROOT / "docs" / "operations" / "observability.md").read_text()
 COMPOSE = load(ROOT / "compose.yaml")
 PROFILE = "observability"
 QUERIES = [*panel_queries(), *rule_queries()]
@@ -74,7 +74,7 @@ def test_an_expression_reads_documented_series_by_their_labels(query: Query) -> 
     read = list(selectors(query.expr))
     assert read, query
     for each in read:
-        assert each.name in known, f"{each.name} is not in docs/metrics.md; {query}"
+        assert each.name in known, f"{each.name} is not in docs/reference/metrics.md; {query}"
         unknown = each.labels - known[each.name] - FROM_SCRAPES
         assert not unknown, f"{each.name} has no label {', '.join(unknown)}; {query}"
     labels = frozenset().union(*(known[each.name] for each in read)) | FROM_SCRAPES
@@ -140,7 +140,7 @@ def test_each_alert_has_its_row_in_the_runbook() -> None:
     for rule in alert_rules():
         assert set(rule["annotations"]) == {"summary", "runbook"}, rule["alert"]
         path, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert path == "docs/runbook.md", rule["alert"]
+        assert path == "docs/operations/runbook.md", rule["alert"]
         assert anchor in anchors(ROOT / path), rule["alert"]
         assert rule["labels"]["severity"] in SEVERITIES, rule["alert"]
         named[rule["alert"]] = anchor

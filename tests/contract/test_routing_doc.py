@@ -1,4 +1,4 @@
-"""docs/routing.md names every scorer, filter, picker and stage, with the weights that count."""
+"""docs/guide/routing.md names every scorer, filter, picker and stage, with the weights that count."""
 
 from pathlib import Path
 from typing import get_args
@@ -10,7 +10,7 @@ from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 from triptych_gateway.routing.serving_stage import ServingStage
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "routing.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "routing.md").read_text()
 
 
 def rows_of(heading: str) -> dict[str, list[str]]:

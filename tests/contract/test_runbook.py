@@ -1,4 +1,4 @@
-"""docs/runbook.md lists exactly the error codes that the gateway can answer, with their statuses."""
+"""docs/operations/runbook.md lists exactly the error codes that the gateway can answer, and their status."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from triptych_common.runtime import drain
 from triptych_vllm_connector.kv_failures import KvFailure
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+RUNBOOK = (ROOT / "docs" / "operations" / "runbook.md").read_text()
 SOURCES = sorted((ROOT / "services" / "gateway" / "src").rglob("*.py"))
 
 # Calls that make an error, with the place of its code among the arguments.

@@ -1,7 +1,8 @@
-"""Every state machine that docs/architecture.md draws is an Enum and a table in the module that it names.
+"""Every state machine drawn in docs/design/architecture.md is an Enum and a table in the module it names.
 
 A drawing is a code block below a line `**Name** [`package.module`]`. The module has `ALLOWED`. States are the
-words in capitals. That each owner refuses every illegal step is in the owners' unit tests.
+words in capitals. Only functions that call `check_transition` assign a state: no owner needs a test of each
+illegal step.
 """
 
 import ast
@@ -13,7 +14,8 @@ import pytest
 
 from tests.contract.product_sources import ROOT, SOURCES
 
-SECTION = (ROOT / "docs" / "architecture.md").read_text().split("\n## State machines")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs" / "design" / "architecture.md").read_text()
+SECTION = PAGE.split("\n## State machines")[1].split("\n## ")[0]
 DRAWN = re.findall(r"^\*\*([^*]+)\*\*[^\n]*? \[`([a-z_.]+)`\][^\n]*\n+```\n(.*?)```", SECTION, re.M | re.S)
 STATE = re.compile(r"\b[A-Z][A-Z_]{2,}\b")
 # The state of another machine's record as it is read (from Redis, from a header), not a step.

@@ -12,7 +12,7 @@ from triptych_common.protocol.messages import Decision, Message, Outcome
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step, step
 
-PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
 COMMANDS = set(get_args(get_args(store.StoreCommand)[0]))
 REPLIES = set(get_args(get_args(store.StoreReply)[0]))
 PUSHES = {store.EntrySealed, store.WriterLost}

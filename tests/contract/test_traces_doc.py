@@ -1,4 +1,4 @@
-"""docs/traces.md lists the spans that the code makes, what is said of a request in them, and nothing else."""
+"""docs/reference/traces.md lists exactly the spans of the code and the attributes of a request's span."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.stages import Stage
 
-PAGE = (ROOT / "docs" / "traces.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "traces.md").read_text()
 MAKERS = {"span", "_span", "_timed_span", "record_span", "_record_span"}
 VLLMS = "llm_request"
 ATTRIBUTE = re.compile(r"`((?:gen_ai|http|url|client|error|triptych)\.[a-z_.]+)`")

@@ -110,7 +110,7 @@ def test_a_request_shows_in_every_services_metrics(system: System, strips: Modul
 
 
 def test_prefill_decode_has_the_gauges_that_inference_gateways_read(system: System) -> None:
-    """The model-server protocol of the Gateway API inference extension; `docs/front_ends.md` has them."""
+    """The model-server protocol of the Gateway API inference extension (`docs/guide/front_ends.md`)."""
     scraped = scrape(metrics_ports(system)["prefill_decode-0"])
     samples = [sample for family in scraped.families for sample in family.samples]
     gauges = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc")

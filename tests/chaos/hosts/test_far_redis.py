@@ -1,4 +1,4 @@
-"""Redis is far from all hosts: requests are right, and ask no more of it than docs/several-hosts.md says.
+"""Redis is far from all hosts: requests are right, within the round trips of docs/guide/several-hosts.md.
 
 No test asserts a time. What a first token waits for is found by holding everything else back.
 """
@@ -202,7 +202,7 @@ async def test_a_new_image_waits_for_nothing_else(far: Far) -> None:
 
 @pytest.mark.long
 async def test_how_much_later_a_first_token_comes(far: Far) -> None:
-    """The figures of docs/several-hosts.md: run it by its name, with `-s`. Asserts nothing of them."""
+    """The figures of docs/guide/several-hosts.md: run it by its name, with `-s`. Asserts nothing of them."""
     near: dict[str, float] = {}
     for round_trip_s in MEASURED_S:
         far.proxy.round_trip_s = round_trip_s

@@ -279,7 +279,7 @@ def left_over(system: System, url: str) -> dict[str, int]:
 
 # ---- two models ----------------------------------------------------------------------------------
 def test_two_models_side_by_side(other: Path, questions: list[VersionedQuestion], tmp_path: Path) -> None:
-    """As docs/configuration.md has it: beside a system that `up` has started, with a file of models."""
+    """As in docs/reference/configuration.md: beside a system that `up` has started, with a file of models."""
     models = tmp_path / "models.yaml"
     models.write_text(yaml.safe_dump({"aliases": {ALIAS: OTHER_MODEL}}))
     exact = " ".join(EXACT)

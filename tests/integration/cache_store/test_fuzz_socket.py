@@ -33,7 +33,7 @@ NUM_FRAMES = 100_000
 FRAMES_PER_SESSION = 120
 NUM_BYTES = 4096
 SPEC = TensorSpec(shape=(16, 64), dtype="float32", num_bytes=NUM_BYTES)
-LONGEST_ANSWER_S = 5.0  # generous: machines that run tests are busy
+LONGEST_ANSWER_S = 30.0  # generous: machines that run tests are busy
 HASHES = [f"{n:064x}" for n in range(1 << 40, (1 << 40) + 16)]  # not those of the bystander
 
 

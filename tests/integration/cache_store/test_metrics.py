@@ -127,7 +127,7 @@ def test_a_port_of_this_host(make_daemon: Callable[..., StoreProcess]) -> None:
     port = free_port()
     make_daemon(f"--metrics-port={port}")
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    wait_until(lambda: connects(connection), 5, "it listens")
+    wait_until(lambda: connects(connection), 60, "it listens")
     connection.request("GET", "/metrics")
     response = connection.getresponse()
     assert b"triptych_store_bytes" in response.read()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.waiting import until, until_async
 from triptych_cache_store import service
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.domain.errors import BusUnavailableError
@@ -18,8 +19,7 @@ from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
 from triptych_vllm_connector.host import slab_watch
-from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
-from triptych_vllm_connector.host.transport_capabilities import TransportError
+from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch, TransportError
 from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab, probe_in_engine
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 
@@ -49,9 +49,7 @@ class Machine:
     async def start(self) -> None:
         self._stop = StopSignal()
         self._task = asyncio.create_task(service.run_store(self.settings, self._stop))
-        async with asyncio.timeout(LIMIT_S):
-            while not await service.is_healthy(self.settings, "probe"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: service.is_healthy(self.settings, "probe"))
 
     async def stop(self) -> None:
         """In good order; then its process is gone, with what CUDA kept for it."""
@@ -220,9 +218,7 @@ async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
         worker.fails = "ipc_open"
         async with watch_of(machine, worker.ask) as watch, running(watch) as record:
             num_asked = worker.num_asked
-            async with asyncio.timeout(LIMIT_S):
-                while worker.num_asked < num_asked + 4:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: worker.num_asked >= num_asked + 4)
             assert record.published.empty(), "nothing has changed"
             warnings = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
             assert len(warnings) == 1, "one line for each change"
@@ -259,9 +255,7 @@ async def test_a_worker_that_comes_back_later_is_waited_for(machine: Machine) ->
         await machine.stop()
         await machine.start()
         num_asked = worker.num_asked
-        async with asyncio.timeout(LIMIT_S):
-            while worker.num_asked < num_asked + 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: worker.num_asked >= num_asked + 2)
         assert record.published.empty()
         worker.is_behind = False
         assert (await record.next())["slab_failure"] is None

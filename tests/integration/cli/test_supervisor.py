@@ -207,7 +207,7 @@ async def test_a_service_that_ignores_sigterm_is_killed_after_its_limit(layout: 
         async with watched.supervisor.running():
             session, start = watched.pid("busy"), time.monotonic()
         assert session_members(session) == []
-        assert time.monotonic() - start < 9.0
+        assert time.monotonic() - start < 60.0
 
 
 async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layout: RunLayout) -> None:
@@ -287,11 +287,11 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
 
 async def test_kill_now_cuts_a_slow_stop_short(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=60.0))
+        watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=600.0))
         async with watched.supervisor.running():
             start = time.monotonic()
             asyncio.get_running_loop().call_later(0.2, watched.supervisor.kill_now)
-        assert time.monotonic() - start < 10.0
+        assert time.monotonic() - start < 60.0
 
 
 def test_compiled_code_stays_for_its_user_alone(layout: RunLayout) -> None:

@@ -3,6 +3,9 @@
 import asyncio
 import queue
 
+import redis
+
+from tests.support.waiting import until
 from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
@@ -37,9 +40,13 @@ def take_queued(received: "queue.Queue[Envelope]", count: int) -> list[str]:
 
 async def until_lost(consumer: StreamConsumer) -> None:
     """Return once `consumer` has noticed that Redis is away."""
-    async with asyncio.timeout(LIMIT_S):
-        while consumer.is_connected:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not consumer.is_connected)
+
+
+async def until_blocked(redis_url: str) -> None:
+    """Return once a client of Redis waits in a blocking command."""
+    with redis.Redis.from_url(redis_url) as client:
+        await until(lambda: client.info("clients")["blocked_clients"])
 
 
 def ids(*numbers: int) -> list[str]:

@@ -230,7 +230,7 @@ def test_down_leaves_nothing(system: Compose) -> None:
     system.run("down", "--volumes", limit_s=UP_LIMIT_S)
     assert system.leftovers() == []
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{system.url}/health/live", timeout=5)
+        httpx.get(f"{system.url}/health/live", timeout=60)
 
 
 def test_configurations_are_valid(compose: Compose) -> None:

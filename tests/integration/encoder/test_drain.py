@@ -14,6 +14,7 @@ from tests.support.encoder.service_bench import (
     settings_of,
     working,
 )
+from tests.support.waiting import until, until_async
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
@@ -43,8 +44,7 @@ async def test_what_has_begun_is_finished_the_rest_is_handed_back(
         engine.may_preprocess[RUNNING].set()
         async with asyncio.timeout(LIMIT_S):
             await engine.is_encoding.wait()
-            while engine.num_preprocessing < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.num_preprocessing >= 2)
 
         (record,) = await bench.records()
         assert record.compute == COMPUTE, "what the engine computes on is announced"
@@ -94,8 +94,7 @@ async def test_what_is_not_finished_in_time_is_handed_back(redis_url: str, store
 
 async def test_idle_it_ends_at_once(redis_url: str, store: StoreProcess) -> None:
     async with working(redis_url, store, drain_timeout_s=600) as bench, asyncio.timeout(LIMIT_S):
-        while not await Registry(bench.bus).list_instances():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_async(Registry(bench.bus).list_instances)
         bench.stop.set("SIGTERM")
         await bench.work
 

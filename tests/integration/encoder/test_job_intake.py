@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, job
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 from triptych_common.bus import AsyncBus, Delivery, StreamConsumer
 from triptych_common.coordination import Registry
 from triptych_common.protocol import codec
@@ -219,8 +219,6 @@ async def test_encoders_of_one_store_look_at_no_other_stream(redis_url: str, mon
         await hosts.register(record("e-a", "a", namespace_digest="e" * 64))  # of another namespace
         monkeypatch.setattr("triptych_common.bus.consumer_group.ConsumerGroup.take_spare", _never)
         taking = asyncio.ensure_future(taken(intake))
-        async with asyncio.timeout(LIMIT_S):
-            while not await hosts.bus.client.exists(hosts.bus.names.encode_jobs(DIGEST, "b")):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: hosts.bus.client.exists(hosts.bus.names.encode_jobs(DIGEST, "b")))
         await hosts.publish("b", "1")
         assert mark_of(await taking) == "1"

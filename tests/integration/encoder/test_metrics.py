@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.encoder.service_bench import LIMIT_S, TimidEngine, job, serve, settings_of, working
 from tests.support.scraping import Scrape, scrape
-from tests.support.waiting import free_port, until_async
+from tests.support.waiting import free_port, until, until_async
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_common.runtime import ListenError, StopSignal
@@ -98,14 +98,12 @@ async def test_a_job_that_another_consumer_had_is_a_takeover(redis_url: str, sto
     async with working(redis_url, store, metrics_port=port, takeover_idle_ms=50) as bench:
         engine = bench.engine
         async with asyncio.timeout(LIMIT_S):
-            while not await bench.records():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until_async(bench.records)
             jobs = bench.bus.names.encode_jobs("d" * 64)
             await bench.bus.client.xgroup_createconsumer(jobs, "encoders", "dead-encoder")
             for mm_hash in (HELD, AGAIN):  # both slots
                 await bench.publish(mm_hash)
-            while engine.num_preprocessing < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.num_preprocessing >= 2)
             await bench.publish(GOOD)
             await bench.bus.client.xreadgroup("encoders", "dead-encoder", {jobs: ">"}, count=1)
             for mm_hash in (HELD, AGAIN, GOOD):

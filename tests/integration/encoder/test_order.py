@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, Bench, job, working
+from tests.support.waiting import until, until_async
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, stream_consumer
 from triptych_common.coordination import SingleFlight
@@ -100,11 +101,8 @@ async def test_an_item_that_nobody_waits_for_any_more_is_not_encoded(
         assert bench.engine.sealed == [*OTHERS, HASHES[1]]
         assert [bench.engine.encodes.get_nowait()] == [HASHES[1]]
         assert bench.engine.encodes.empty()
-        async with asyncio.timeout(LIMIT_S):
-            while await bench.bus.stream_length(bench.bus.names.encode_jobs(DIGEST)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            while store.stats().num_reservations:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: no_job_is_queued(bench))
+        await until(lambda: not store.stats().num_reservations)
 
 
 async def test_what_waits_at_the_gate_is_finished_in_a_drain(redis_url: str, store: StoreProcess) -> None:
@@ -146,9 +144,11 @@ async def all_at_once(bus: AsyncBus, mm_hashes: Sequence[str]) -> None:
 
 async def ready(*encoders: Bench) -> None:
     """Each is registered, and waits for jobs."""
-    async with asyncio.timeout(LIMIT_S):
-        while not await are_ready(encoders):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_async(lambda: are_ready(encoders))
+
+
+async def no_job_is_queued(bench: Bench) -> bool:
+    return not await bench.bus.stream_length(bench.bus.names.encode_jobs(DIGEST))
 
 
 async def are_ready(encoders: Sequence[Bench]) -> bool:

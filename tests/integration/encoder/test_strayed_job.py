@@ -3,6 +3,7 @@
 import asyncio
 
 from tests.integration.encoder.test_drain import DIGEST, LIMIT_S, job, working
+from tests.support.waiting import until_async
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus.inspection import peek
 from triptych_common.coordination import ClaimResult, SingleFlight
@@ -23,8 +24,7 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
         assert claimed.result is ClaimResult.OWNER
         await flights.publish_job(STRAYED, remaining_ms=60_000, blob=b"media")
         await bus.publish(bus.names.encode_jobs(DIGEST), STRAYED, remaining_ms=60_000, blob=b"media")
-        while not await bus.stream_length(bus.names.dead_letters):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_async(lambda: bus.stream_length(bus.names.dead_letters))
         (letter,) = await peek(bus, "dead-letters", 9)
         assert letter.fields["reason"] == b"job of another namespace than the stream's"
         assert letter.fields["source_stream"] == bus.names.encode_jobs(DIGEST).encode()

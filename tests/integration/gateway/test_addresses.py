@@ -7,32 +7,27 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.process import environment, exit_code, process_of
+from tests.support.gateway.process import service_of
 from tests.support.gateway.serving import MODEL, served
 from tests.support.gateway.system import System
-from tests.support.waiting import free_port, until_async
+from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.runtime import StopSignal
 from triptych_common.runtime.healthcheck import HEALTHY, NO_ANSWER
-from triptych_gateway.service import health_code
+from triptych_common.runtime.listening import ListenError
+from triptych_gateway.service import health_code, run
 from triptych_gateway.settings import GatewaySettings
 
 has_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
 HOSTS = ["0.0.0.0", *(pytest.param(host, marks=has_ipv6) for host in ("::1", "::"))]
-
-
-async def is_ready(url: str) -> bool:
-    async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
-        try:
-            return (await http.get(f"{url}/health/ready")).status_code == 200
-        except httpx.HTTPError:
-            return False
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -43,20 +38,21 @@ async def test_an_image_goes_through_a_gateway_on_any_address(
     port = free_port()
     # Bound to all addresses, it would be called by the name of this machine, which may have no address.
     is_any = host in ("0.0.0.0", "::")
-    advertised = {"TRIPTYCH_ADVERTISE_URL": f"http://localhost:{port}"} if is_any else {}
-    env = environment(redis_url, tmp_path, port) | advertised
-    env |= {"TRIPTYCH_HOST": host, "TRIPTYCH_INLINE_MEDIA_BYTES": "0"}
-    assert await exit_code("healthcheck", env=env) == 2
-    url = GatewaySettings(host=host, port=port, run_dir=tmp_path).local_urls[-1]
+    changes = {
+        "host": host, "port": port, "inline_media_bytes": 0,
+        "advertise_url": f"http://localhost:{port}" if is_any else None,
+    }  # fmt: skip
+    settings = GatewaySettings(run_dir=tmp_path, **changes)
+    url = settings.local_urls[-1]
+    assert await asyncio.to_thread(health_code, settings) == NO_ANSWER
     pd_host = "127.0.0.1" if "." in host else "::1"
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
         FakeEncoder(bus).running() as encoder,
         FakePrefillDecode(host=pd_host).running(bus) as prefill_decode,
-        process_of(env),
+        service_of(redis_url, tmp_path, **changes),
     ):
-        await until_async(lambda: is_ready(url), 60)
-        assert await exit_code("healthcheck", env=env) == 0
+        assert await asyncio.to_thread(health_code, settings) == HEALTHY
         parts = [{"type": "image_url", "image_url": {"url": data_url(image_bytes(size=(5, 4)))}}]
         body = {"model": MODEL, "messages": [{"role": "user", "content": parts}]}
         async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
@@ -81,15 +77,15 @@ async def test_a_port_that_is_taken_ends_the_start(redis_url: str, tmp_path: Pat
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert await exit_code(env=environment(redis_url, tmp_path, taken.getsockname()[1])) == 1
+        settings = GatewaySettings(redis_url=redis_url, run_dir=tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(ListenError):
+            await run(settings, StopSignal())
 
 
 @pytest.mark.parametrize("advertise_url", ["::1", "http://::1:80", "gateway:8000", "http://h:1/?q"])
-async def test_an_address_that_cannot_be_called_is_refused_at_the_start(
-    advertise_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    env = environment(redis_url, tmp_path, free_port()) | {"TRIPTYCH_ADVERTISE_URL": advertise_url}
-    assert await exit_code(env=env) == 2
+def test_an_address_that_cannot_be_called_is_refused(advertise_url: str) -> None:
+    with pytest.raises(ValidationError, match="advertise_url"):
+        GatewaySettings(advertise_url=advertise_url)
 
 
 def record_with_url(url: str) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.process import environment, process_of
+from tests.support.gateway.process import environment, process_of, service_of, until_status
 from tests.support.gateway.serving import MODEL, served
 from tests.support.gateway.system import System
 from tests.support.waiting import free_port, until
@@ -112,43 +112,17 @@ async def test_the_first_choice_is_left_when_it_drains_meanwhile(system: System)
 
 
 # ---- the gateway drains ---------------------------------------------------------------------------
-@asynccontextmanager
-async def gateway_process(
-    redis_url: str, run_dir: Path, **settings: str
-) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.subprocess.Process]]:
-    port = free_port()
-    env = environment(redis_url, run_dir, port) | settings
-    async with (
-        process_of(env) as process,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
-    ):
-        async with asyncio.timeout(60):
-            while await ready(http) != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        yield http, process
-
-
-async def ready(http: httpx.AsyncClient) -> int:
-    try:
-        return (await http.get("/health/ready")).status_code
-    except httpx.HTTPError:
-        return 0
-
-
-async def until_not_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(60):
-        while await ready(http) != 503:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_in_the_grace_late_requests_are_served(redis_url: str, tmp_path: Path) -> None:
+    port = free_port()
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
         FakePrefillDecode().running(bus),
-        gateway_process(redis_url, tmp_path, TRIPTYCH_DRAIN_GRACE_S="4.5") as (http, process),
+        process_of(environment(redis_url, tmp_path, port) | {"TRIPTYCH_DRAIN_GRACE_S": "60"}) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
+        await until_status(http, 200)
         process.send_signal(signal.SIGTERM)
-        await until_not_ready(http)
+        await until_status(http, 503)
         late = await http.post("/v1/chat/completions", json=TEXT)
         assert (late.status_code, late.headers["connection"]) == (200, "close")
         async with asyncio.timeout(60):
@@ -156,7 +130,6 @@ async def test_in_the_grace_late_requests_are_served(redis_url: str, tmp_path: P
                 records = {each.instance: each for each in await Registry(bus).list_instances()}
                 if records["gateway-0"].draining:
                     break
-        process.kill()
 
 
 async def test_media_are_served_until_the_last_request_has_ended(redis_url: str, tmp_path: Path) -> None:
@@ -165,28 +138,21 @@ async def test_media_are_served_until_the_last_request_has_ended(redis_url: str,
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
         FakeEncoder(bus).running() as encoder,
         FakePrefillDecode().running(bus),
-        gateway_process(
-            redis_url,
-            tmp_path,
-            TRIPTYCH_DRAIN_GRACE_S="0",
-            TRIPTYCH_DRAIN_TIMEOUT_S="20",
-            TRIPTYCH_INLINE_MEDIA_BYTES="0",
-        ) as (http, process),
+        service_of(redis_url, tmp_path, inline_media_bytes=0) as service,
     ):
         encoder.before_metadata.clear()
         async with asyncio.TaskGroup() as group:
             body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
-            asked = group.create_task(http.post("/v1/chat/completions", json=body))
+            asked = group.create_task(service.http.post("/v1/chat/completions", json=body))
             await until(lambda: encoder.jobs)
-            process.send_signal(signal.SIGTERM)
-            await until_not_ready(http)
-            refused = await http.post("/v1/chat/completions", json=TEXT)
+            service.stop.set("SIGTERM")
+            await until_status(service.http, 503)
+            refused = await service.http.post("/v1/chat/completions", json=TEXT)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert refused.json()["error"]["code"] == "draining"
             encoder.before_metadata.set()
         assert asked.result().status_code == 200
-        async with asyncio.timeout(60):
-            assert await process.wait() == 0
+        await service.wait_ended()
         assert await bus.client.exists(bus.names.encode_results("gateway-0")) == 0
         assert "gateway-0" not in {each.instance for each in await Registry(bus).list_instances()}
 
@@ -198,20 +164,18 @@ async def test_what_is_not_finished_in_time_ends_with_an_error(
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
         FakePrefillDecode(behaviour="stall" if stream else "hang").running(bus) as prefill_decode,
-        gateway_process(redis_url, tmp_path, TRIPTYCH_DRAIN_GRACE_S="0", TRIPTYCH_DRAIN_TIMEOUT_S="0.3") as (
-            http,
-            process,
-        ),
+        service_of(redis_url, tmp_path, drain_timeout_s=0.3) as service,
     ):
         async with asyncio.TaskGroup() as group:
-            asked = group.create_task(http.post("/v1/chat/completions", json=TEXT | {"stream": stream}))
+            asked = group.create_task(
+                service.http.post("/v1/chat/completions", json=TEXT | {"stream": stream})
+            )
             await until(lambda: prefill_decode.bodies)
-            process.send_signal(signal.SIGTERM)
+            service.stop.set("SIGTERM")
         answer = asked.result()
         if stream:
             assert (answer.status_code, answer.text.count("[DONE]")) == (200, 0)
             assert '"code":"draining"' in answer.text.splitlines()[-2]
         else:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-        async with asyncio.timeout(60):
-            assert await process.wait() == 0
+        await service.wait_ended()

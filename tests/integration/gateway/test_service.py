@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.process import environment, exit_code, process_of
+from tests.support.gateway.process import environment, exit_code, process_of, until_status
 from tests.support.gateway.serving import MODEL
 from tests.support.otlp_receivers import RECEIVERS, all_spans
 from tests.support.waiting import free_port, until
@@ -27,9 +27,7 @@ async def test_life_of_the_process(redis_url: str, tmp_path: Path) -> None:
         process_of(env) as process,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
     ):
-        async with asyncio.timeout(60):
-            while await _ready(http) != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_status(http, 200)
         assert await exit_code("healthcheck", env=env) == 0
         registered = {record.instance: record for record in await Registry(bus).list_instances()}
         assert registered["gateway-0"].url == f"http://127.0.0.1:{port}"
@@ -40,7 +38,7 @@ async def test_life_of_the_process(redis_url: str, tmp_path: Path) -> None:
             asked = group.create_task(http.post("/v1/chat/completions", json=body))
             await until(lambda: prefill_decode.bodies)
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
+            await until_status(http, 503)  # it drains
             prefill_decode.release.set()
         assert asked.result().status_code == 200  # what was running was finished
         async with asyncio.timeout(60):
@@ -66,9 +64,7 @@ async def test_its_spans_reach_a_collector(redis_url: str, tmp_path: Path, proto
             process_of(env) as process,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
         ):
-            async with asyncio.timeout(60):
-                while await _ready(http) != 200:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            await until_status(http, 200)
             body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
             ids: list[str] = []
             for behaviour, flag in (("ok", "00"), ("ok", "01"), ("fail", "00")):
@@ -88,13 +84,6 @@ async def test_its_spans_reach_a_collector(redis_url: str, tmp_path: Path, proto
     assert [int.from_bytes(span.trace_id) for span in roots.values()] == [2, 3]
     assert {span.parent_span_id.hex() for span in roots.values()} == {"2" * 16}
     assert "traces" not in os.listdir(tmp_path), "no files beside a collector"
-
-
-async def _ready(http: httpx.AsyncClient) -> int:
-    try:
-        return (await http.get("/health/ready")).status_code
-    except httpx.HTTPError:
-        return 0
 
 
 async def test_without_redis_it_ends_with_an_error(tmp_path: Path) -> None:

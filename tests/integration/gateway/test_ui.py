@@ -284,7 +284,7 @@ async def test_a_slow_link_has_its_time_for_each_piece(
     for number in range(3):
         await system.post(with_image(number))
     monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.5)
-    monkeypatch.setattr(event_stream, "PIECE_BYTES", 256)
+    monkeypatch.setattr(event_stream, "PIECE_BYTES", 64)
     recents, view = recents_of(system), _system_view(system.gateway)
     loop, pieces = asyncio.get_running_loop(), list[bytes]()
     began, is_over = loop.time(), asyncio.Event()
@@ -294,7 +294,7 @@ async def test_a_slow_link_has_its_time_for_each_piece(
             pieces.append(body)
             if body.endswith(b"\n\n"):
                 is_over.set()
-            await asyncio.sleep(0.06)  # the link's time for one
+            await asyncio.sleep(0.02)  # the link's time for one
 
     async def receive() -> Message:
         await asyncio.Event().wait()

@@ -15,8 +15,7 @@ from triptych_gateway.routing.routes import RouteChoice
 from triptych_gateway.routing.serving_stage import ServingStage
 from triptych_vllm_connector.kv_failures import KvFailure
 from triptych_vllm_connector.scheduler import kv_owner, kv_refusals
-from triptych_vllm_connector.scheduler.kv_coverage import KvReads
-from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
+from triptych_vllm_connector.scheduler.kv_refusals import KvReads, KvRefusals
 from triptych_vllm_connector.worker.kv.leases import MARGIN_S, KvLeases
 
 SLOW = replace(PAIRS, requests=((0,), (1,), (0,), (1,)), follows=(-1, -1, 1, 2))

@@ -18,7 +18,7 @@ import orjson
 
 from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, MODEL, answer_words, word_of_media
 
-RUNBOOK = Path(__file__).resolve().parents[3] / "docs" / "runbook.md"
+RUNBOOK = Path(__file__).resolve().parents[3] / "docs" / "operations" / "runbook.md"
 RETRYABLE = (429, 503, 504)  # what a caller may get while something is broken
 
 

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Request
 from PIL import Image
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from tests.support.gateway.serving import MODEL
 from tests.support.item_records import grid_of_record
@@ -38,12 +39,12 @@ class FakeResponses:
     events: dict[str, list[bytes]] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    def router(self) -> APIRouter:
-        router = APIRouter()
-        router.post("/v1/responses")(self.create)
-        router.get("/v1/responses/{response_id}")(self.retrieve)
-        router.post("/v1/responses/{response_id}/cancel")(self.cancel)
-        return router
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/{response_id}", self.retrieve),
+            Route("/v1/responses/{response_id}/cancel", self.cancel, methods=["POST"]),
+        ]
 
     async def create(self, request: Request) -> Response:
         body = await self.take(request)
@@ -75,17 +76,19 @@ class FakeResponses:
             self.stored[response["id"]], self.messages[response["id"]] = response, messages
         return JSONResponse(self.finish(body, response))
 
-    async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
+    async def retrieve(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
         response = self.stored.get(response_id)
         if response is None:
             return _not_found(response_id)
-        if not stream:
+        if request.query_params.get("stream") not in ("true", "True", "1"):
             return JSONResponse(response)
         after = int(request.query_params.get("starting_after", "-1"))
         events = self.events[response_id][after + 1 :]
         return Response(b"".join(events), media_type="text/event-stream")
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
         response = self.stored.get(response_id)
         if response is None:
             return _not_found(response_id)

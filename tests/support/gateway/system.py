@@ -1,5 +1,6 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -101,6 +102,7 @@ async def opened_system(
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
+        _read_registry_in_turns(gateway)
         protocol = protocol_of(settings, settings.max_idle_connections)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
@@ -115,7 +117,9 @@ async def opened_system(
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
-        yield System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
+        system = System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
+        await system.refresh()  # the gateway registers itself after its first read
+        yield system
 
 
 @asynccontextmanager
@@ -127,6 +131,7 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
+        _read_registry_in_turns(gateway)
         protocol = protocol_of(settings, settings.max_idle_connections)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
@@ -142,6 +147,17 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
         yield replace(system, gateway=gateway, openai=client, http=http, server=server)
+
+
+def _read_registry_in_turns(gateway: Gateway) -> None:
+    """No read that began before `System.refresh` brings back what was there before it."""
+    read, turn = gateway.view.refresh, asyncio.Lock()
+
+    async def refresh() -> bool:
+        async with turn:
+            return await read()
+
+    gateway.view.refresh = refresh  # type: ignore[method-assign]
 
 
 def _know_encode_speed(gateway: Gateway) -> None:

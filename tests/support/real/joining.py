@@ -1,4 +1,4 @@
-"""Engines that join a running system, each started by hand as docs/configuration.md has a further model join.
+"""Engines that join a running system, each started by hand as in docs/reference/configuration.md.
 
 And a system that has no others: Redis and a cache_store, without the supervisor of `./triptych up`, which
 would start again whatever is ended.

@@ -7,15 +7,27 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.virtual_time import virtual_time
 from triptych_gateway.race import Guard, StepTimer, race
 
 
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def later() -> int:
+    """After some turns of the event loop."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return 7
+
+
 async def test_result() -> None:
-    assert await race(asyncio.sleep(0, 7), asyncio.sleep(10)) == 7
+    assert await race(asyncio.sleep(0, 7), forever()) == 7
 
 
 async def test_guard_that_returns_does_not_end_the_work() -> None:
-    assert await race(asyncio.sleep(0.01, 7), asyncio.sleep(0)) == 7
+    assert await race(later(), asyncio.sleep(0)) == 7
 
 
 async def test_guard_that_raises_cancels_the_work() -> None:
@@ -23,7 +35,7 @@ async def test_guard_that_raises_cancels_the_work() -> None:
 
     async def work() -> None:
         try:
-            await asyncio.sleep(10)
+            await forever()
         finally:
             ended.set()
 
@@ -34,13 +46,14 @@ async def test_guard_that_raises_cancels_the_work() -> None:
 
 async def test_work_that_raises() -> None:
     with pytest.raises(LookupError):
-        await race(fail(), asyncio.sleep(10))
+        await race(fail(), forever())
 
 
+@virtual_time
 async def test_cancelled_from_outside_leaves_no_task() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await race(asyncio.sleep(10), asyncio.sleep(10))
+            await race(forever(), forever())
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -56,7 +69,7 @@ async def test_a_guard_ends_its_block_and_the_task_goes_on() -> None:
         with guard:
             loop.call_soon(guard.fail, LookupError())
             loop.call_soon(guard.fail, ValueError())  # too late
-            await asyncio.sleep(10)
+            await forever()
 
     with pytest.raises(LookupError):
         await work()
@@ -70,7 +83,7 @@ async def test_the_guards_error_explains_the_blocks() -> None:
         with Guard() as guard:
             asyncio.get_running_loop().call_soon(guard.fail, LookupError())
             try:
-                await asyncio.sleep(10)
+                await forever()
             except asyncio.CancelledError:
                 raise ValueError from None
 
@@ -83,7 +96,7 @@ async def test_a_block_that_ended_well_stays_so() -> None:
     with Guard() as guard:
         asyncio.get_running_loop().call_soon(guard.fail, LookupError())
         try:
-            await asyncio.sleep(10)
+            await forever()
         except asyncio.CancelledError:
             pass
     await asyncio.sleep(0)
@@ -95,7 +108,7 @@ async def test_a_cancel_from_outside_goes_through_guards() -> None:
     async def work() -> None:
         with Guard() as guard:
             guards.append(guard)
-            await asyncio.sleep(10)
+            await forever()
 
     task = asyncio.ensure_future(work())
     await asyncio.sleep(0)
@@ -105,50 +118,49 @@ async def test_a_cancel_from_outside_goes_through_guards() -> None:
         await task
 
 
+@virtual_time
 async def test_a_guard_around_a_timeout() -> None:
     async def work() -> None:
         with Guard() as guard:
             asyncio.get_running_loop().call_soon(guard.fail, LookupError())
             async with asyncio.timeout(10):
                 with Guard():
-                    await asyncio.sleep(10)
+                    await forever()
 
     with pytest.raises(LookupError):
         await work()
 
 
+@virtual_time
 async def test_a_timeout_around_a_guard() -> None:
     async def work() -> None:
-        async with asyncio.timeout(0.01):
+        async with asyncio.timeout(60):
             with Guard():
-                await asyncio.sleep(10)
+                await forever()
 
     with pytest.raises(TimeoutError):
         await work()
 
 
+@virtual_time
 async def test_a_step_that_takes_too_long_fails_with_its_own_error() -> None:
     async def work() -> None:
         with Guard() as guard, StepTimer(guard, 0.05) as timer:
             timer.begin_step(ValueError)
             await asyncio.sleep(0)
             timer.begin_step(LookupError)
-            await asyncio.sleep(10)
+            await forever()
 
     with pytest.raises(LookupError):
         await work()
 
 
+@virtual_time
 async def test_steps_together_may_take_longer_than_the_limit() -> None:
-    begun = 0
     with Guard() as guard, StepTimer(guard, 5.0) as timer:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 0.1
-        while loop.time() < until:
+        for _ in range(4):
             timer.begin_step(LookupError)
-            begun += 1
-            await asyncio.sleep(0.01)
-    assert begun > 1
+            await asyncio.sleep(4.0)
     timer.close()
 
 

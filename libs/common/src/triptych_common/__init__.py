@@ -1,4 +1,4 @@
-"""What every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
+"""Code that every Triptych service shares: wire protocol, message bus, shared memory, telemetry, run time.
 
 Layers, each importing only what stands below it:
 
@@ -10,13 +10,12 @@ Layers, each importing only what stands below it:
     domain                        errors, hashing, transitions, pure rules
     protocol                      wire types, stream names, codec
 
-An *item* is one image of a request; its tensor (the encoder's output) is one *entry* in the store. An
-encoder *reserves* blocks, writes, and *seals*; prefill_decode *pins* a sealed entry, or *watches* one that
-is being written. The *flight* of an item records in Redis which encoder works on it and which *requesters*
-wait. All terms:
-docs/glossary.md.
+An *item* is one image, video or audio clip of a request; its tensor (the encoder's output) is one *entry* in
+the store. An encoder *reserves* blocks, writes, and *seals*; prefill_decode *pins* a sealed entry, or
+*watches* one that is being written. The *flight* of an item records in Redis which encoder works on it and
+which *requesters* wait. All terms: docs/reference/glossary.md.
 
 To add a transport: its name in `protocol.messages.Transport` and `protocol.store`; the choice in
 `domain.transports`; a writer and a reader by `region.transport`; in the connector `worker.transports` opens
-them, `readable` says what an engine can read, `host.transport_capabilities` what an instance announces.
+them, `readable` lists what an engine can read, `host.slab_watch` what an instance announces.
 """

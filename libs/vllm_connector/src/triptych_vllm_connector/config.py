@@ -15,7 +15,7 @@ TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
 
 
 class StoreConfig(BaseModel):
-    """What a session with the store and the transports need to know."""
+    """Options of a store session and of the transports."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class StoreConfig(BaseModel):
 
 
 class ConnectorConfig(StoreConfig):
-    """One for all three parts inside vLLM (scheduler, workers, plugin); `engine_options` writes it."""
+    """Options of all parts inside vLLM (scheduler, workers, plugin); `engine_options` writes them."""
 
     deployment: str
     redis_url: str
@@ -53,12 +53,12 @@ class ConnectorConfig(StoreConfig):
 
     @classmethod
     def of_service(cls, settings: BaseModel, **others: Any) -> "ConnectorConfig":
-        """From a service's settings, whose names are the same, and `others`."""
+        """Options copied from a service's settings of the same names, and `others`."""
         return cls(**settings.model_dump(include=set(cls.model_fields)), **others)
 
     @classmethod
     def from_vllm(cls, vllm_config: Any) -> "ConnectorConfig":
-        """Raises pydantic's ValidationError when an option is missing or unknown."""
+        """Read the options; raises pydantic's ValidationError if one is missing or unknown."""
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
 
 

@@ -1,22 +1,24 @@
-"""The one EC connector class, producer and consumer, scheduler side and worker side.
+"""The EC connector class, for producer and consumer, scheduler side and worker side.
 
-vLLM makes one object in EngineCore and one in each worker; each delegates to the part that belongs
-there: to the `Consumer`, or to the worker's `WritingWorker` and `LoadingWorker`.
+vLLM makes one object in EngineCore and one in each worker. Each delegates to the part that belongs there: the
+`Consumer`, or the worker's `WritingWorker` and `LoadingWorker`.
 """
 
 from typing import Any
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
-from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
+from triptych_common.telemetry.metrics import PREFIX
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
-from triptych_vllm_connector.engine_metrics import EnginePromMetrics, EngineStats
+from triptych_vllm_connector.engine_tally import ENGINE_METRICS, EngineMetric, merge_changes
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
@@ -31,8 +33,67 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 log = get_logger(__name__)
 
 
+class EngineStats(ECConnectorStats):
+    """EngineCore -> host, with a step's output: `Changes` of an `EngineTally`."""
+
+    def reset(self) -> None:
+        self.data = dict[str, Any]()
+
+    def aggregate(self, other: ECConnectorStats) -> "EngineStats":
+        return EngineStats(data=merge_changes(self.data, other.data))
+
+    def reduce(self) -> dict[str, int | float]:
+        """Values for vLLM's log line: counters, gauges, and the number of a histogram's observations."""
+        return {
+            name if not label else f"{name}_{label}": len(value) if isinstance(value, list) else value
+            for name, values in self.data.items()
+            for label, value in values.items()
+        }
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class EnginePromMetrics(ECConnectorPromMetrics):
+    """The series of `ENGINE_METRICS` in vLLM's registry, with vLLM's labels in front."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._metrics = {metric.name: (metric.kind, self._make(metric)) for metric in ENGINE_METRICS}
+        self._series: dict[tuple[int, str, str], Any] = {}  # by engine, name and own label
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Apply `Changes` from the engine."""
+        for name, values in transfer_stats_data.items():
+            kind, _ = self._metrics[name]
+            for label, value in values.items():
+                series = self._series_of(engine_idx, name, label)
+                if kind == "gauge":
+                    series.set(value)
+                elif kind == "counter":
+                    series.inc(value)
+                else:
+                    for each in value:
+                        series.observe(each)
+
+    def _series_of(self, engine_idx: int, name: str, label: str) -> Any:
+        key = (engine_idx, name, label)
+        if key not in self._series:
+            labels = [*self.per_engine_labelvalues[engine_idx], *([label] if label else [])]
+            self._series[key] = self._metrics[name][1].labels(*labels)
+        return self._series[key]
+
+    def _make(self, metric: EngineMetric) -> Any:
+        name, labels = f"{PREFIX}_{metric.name}", [*self._labelnames, *metric.labels]
+        if metric.kind == "gauge":
+            return self._gauge_cls(name, metric.text, labels, multiprocess_mode="mostrecent")
+        if metric.kind == "counter":
+            return self._counter_cls(name, metric.text, labels)
+        return self._histogram_cls(name, metric.text, labels, buckets=metric.buckets)
+
+
 class TriptychECConnector(ECConnectorBase):
-    """Loaded by `ec_connector_module_path`; options are a `ConnectorConfig`."""
+    """The EC connector that `ec_connector_module_path` names; its options are a `ConnectorConfig`."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
@@ -41,15 +102,7 @@ class TriptychECConnector(ECConnectorBase):
         self.config = ConnectorConfig.from_vllm(vllm_config)
         service = "prefill_decode" if self.is_consumer else "encoder"
         setup_logging(service, self.config.instance, self.config.log_level)
-        self._tracing = setup_tracing(
-            service,
-            self.config.instance,
-            otlp_endpoint=self.config.otlp_endpoint,
-            otlp_protocol=self.config.otlp_protocol,
-            traces_dir=self.config.traces_dir,
-            traces_max_bytes=self.config.traces_max_bytes,
-            traces_max_age_s=self.config.traces_max_age_s,
-        )
+        self._tracing = setup_service_tracing(service, self.config)
         self.num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
@@ -74,7 +127,7 @@ class TriptychECConnector(ECConnectorBase):
 
     # ---- scheduler side: consumer ----------------------------------------------------------------
     def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
-        """Connect to the store and the bus. `cache_size` is that of vLLM's encoder cache, in rows."""
+        """Connect to the store and the bus; `cache_size` is vLLM's encoder cache in rows."""
         model_config = self._vllm_config.model_config
         encodes_request = encodes_no_request
         if self.config.has_encoder:
@@ -92,14 +145,14 @@ class TriptychECConnector(ECConnectorBase):
         return self._consumer is None or self._consumer.admit_request(request, num_computed_tokens)
 
     def plan_request(self, engine_request_id: str) -> None:
-        """vLLM plans the request's items next: `has_cache_item` gets the item's name alone."""
+        """Note the request whose items vLLM plans next: `has_cache_item` receives only the item's name."""
         self._plans_local = self._consumer is not None and self._consumer.is_local(engine_request_id)
 
     def has_cache_item(self, identifier: str) -> bool:
         return self._consumer is not None and not self._plans_local and self._consumer.is_pinned(identifier)
 
     def refuse_request(self, engine_request_id: str) -> None:
-        """vLLM ends it with an error at the end of this step."""
+        """Refuse a request, which vLLM then ends with an error at the end of this step."""
         self._refused.add(engine_request_id)
 
     def take_unavailable_requests(self) -> set[str]:
@@ -107,7 +160,7 @@ class TriptychECConnector(ECConnectorBase):
         return refused | (self._consumer.take_failed() if self._consumer is not None else set())
 
     def update_state_after_free(self, request: Any, index: int) -> None:
-        """The item's placeholder is computed."""
+        """Handle an item whose placeholder is computed."""
         if self._consumer is not None:
             self._consumer.on_item_computed(request.request_id, index)
 
@@ -133,7 +186,7 @@ class TriptychECConnector(ECConnectorBase):
 
     # ---- metrics ---------------------------------------------------------------------------------
     def get_ec_connector_stats(self) -> EngineStats | None:
-        """In EngineCore, with each step's output: what has changed; it reaches the host with the output."""
+        """Changes since the last step, which reach the host with the step's output. Called in EngineCore."""
         changes = self._consumer.take_changes() if self._consumer is not None else {}
         return EngineStats(data=changes) if changes else None
 
@@ -145,14 +198,14 @@ class TriptychECConnector(ECConnectorBase):
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
     ) -> EnginePromMetrics | None:
-        """In the host, once; None for an encoder, whose vLLM reports nothing."""
+        """Metrics of the host, created once; None for an encoder, whose vLLM reports nothing."""
         if not vllm_config.ec_transfer_config.is_ec_consumer:
             return None
         return EnginePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- worker side -----------------------------------------------------------------------------
     def orders(self) -> StepOrders:
-        """What the scheduler sent with this step."""
+        """Orders that the scheduler sent with this step."""
         metadata = self._get_connector_metadata()
         if not isinstance(metadata, StepOrders):
             raise TypeError(f"expected StepOrders, got {type(metadata).__name__}")
@@ -163,7 +216,8 @@ class TriptychECConnector(ECConnectorBase):
             self.loader.load_orders(encoder_cache, self.orders().loads)
 
     def start_save_caches(self, **kwargs: Any) -> None:
-        """`save_caches` follows for what vLLM encodes in this step; not for what `encoder_cache` has."""
+        """Begin a step's writes; `save_caches` follows for newly encoded items, not for those in
+        `encoder_cache`."""
         if self.writer is not None:
             self.writer.on_step_start(self.orders().writes, kwargs["encoder_cache"])
 
@@ -172,7 +226,7 @@ class TriptychECConnector(ECConnectorBase):
             self.writer.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """The step has ended, however."""
+        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self.writer is not None:
             self.writer.on_step_end()

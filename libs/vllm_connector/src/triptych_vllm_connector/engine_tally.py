@@ -1,8 +1,8 @@
-"""What prefill_decode's engine counts, for its host's `/metrics`; `engine_metrics` takes it there. Pure.
+"""Counts of prefill_decode's engine for its host's `/metrics`; `connector` carries them there. Pure.
 
-EngineCore counts on its own thread. With the output of each step vLLM carries what has changed since the one
-before to the host (`get_ec_connector_stats`): no lock, no call and no wait for it, and nothing at all where
-nothing has changed. What happens while the engine has no step goes with the next one.
+EngineCore counts on its own thread. vLLM carries the changes since the last step to the host with each step's
+output (`get_ec_connector_stats`): without a lock, a call or a wait, and nothing if nothing changed. Events
+between steps go with the next one.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from typing import Any
 
 from triptych_common.telemetry.metrics import LATENCY_BUCKETS_S, MetricFacts, MetricKind
 
-MAX_TIMES = 10_000  # kept until the next step; of more the rest is not told apart
+MAX_TIMES = 10_000  # observations of a step; samples beyond this are dropped until the next report
 
 
 @dataclass(frozen=True)
 class EngineMetric:
-    """One metric. vLLM's labels `model_name` and `engine` come in front of its own."""
+    """One metric; vLLM's labels `model_name` and `engine` precede its own."""
 
     name: str  # without `triptych_`, and without a counter's `_total`
     kind: MetricKind
@@ -25,7 +25,7 @@ class EngineMetric:
     buckets: tuple[float, ...] = LATENCY_BUCKETS_S
 
     def facts(self, common: tuple[str, ...] = ("model_name", "engine")) -> MetricFacts:
-        """As it is scraped."""
+        """Name, kind and labels as Prometheus scrapes them."""
         return MetricFacts.of(self.kind, self.name, (*common, *self.labels))
 
 
@@ -71,12 +71,12 @@ ENGINE_METRICS = (
 )  # fmt: skip
 
 Changes = dict[str, dict[str, Any]]
-"""By the metric's name, then by the value of its own label, or "": a gauge's value, what a counter grew by,
-a histogram's observations. As vLLM sends it between processes, so of plain types."""
+"""Changes by metric name, then by the value of its own label (or ""): a gauge's value, a counter's increase,
+a histogram's observations. Plain types only, because vLLM sends it between processes."""
 
 
 class EngineTally:
-    """What has changed since it was last taken."""
+    """Changes since the last `take`, by metric and label."""
 
     def __init__(self) -> None:
         self._changes: Changes = {}
@@ -85,32 +85,34 @@ class EngineTally:
         self._totals: dict[tuple[str, str], int] = {}
 
     def count(self, metric: EngineMetric, number: float = 1, label: str = "") -> None:
-        """So many more."""
+        """Increase a counter by `number`."""
         if number:
             values = self._changes.setdefault(metric.name, {})
             values[label] = values.get(label, 0) + number
 
     def count_up_to(self, metric: EngineMetric, total: int, label: str = "") -> None:
-        """Of what its owner counts: it is at `total` by now."""
+        """Raise a counter to `total`, which its owner keeps."""
         key = (metric.name, label)
         self.count(metric, total - self._totals.get(key, 0), label)
         self._totals[key] = total
 
     def observe(self, metric: EngineMetric, value: float, label: str = "") -> None:
-        """One more of these."""
+        """Add an observation to a histogram."""
         times: list[float] = self._changes.setdefault(metric.name, {}).setdefault(label, [])
         if len(times) < MAX_TIMES:
             times.append(value)
 
     def set_gauge(self, metric: EngineMetric, value: float) -> None:
-        """It is so now."""
+        """Set a gauge if its value changed."""
         if self._gauges.get(metric.name) != value:
             self._gauges[metric.name] = value
             self._has_changed = True
 
     def take(self) -> Changes:
-        """Empty: nothing has changed. Else with all gauges: what was taken before may not have come through,
-        since a host that warms its engine up drops it."""
+        """Changes since the last call; empty if there are none, else with all gauges.
+
+        All gauges are sent because a host that warms up its engine drops earlier changes.
+        """
         changes, self._changes = self._changes, {}
         if changes or self._has_changed:
             changes |= {name: {"": value} for name, value in self._gauges.items()}
@@ -119,7 +121,7 @@ class EngineTally:
 
 
 def merge_changes(first: Mapping[str, Mapping[str, Any]], then: Mapping[str, Mapping[str, Any]]) -> Changes:
-    """Both, one after the other."""
+    """Merge two successive sets of changes."""
     kinds = {metric.name: metric.kind for metric in ENGINE_METRICS}
     merged: Changes = {name: dict(values) for name, values in first.items()}
     for name, values in then.items():

@@ -1,10 +1,10 @@
-"""Why a decode instance could not go on from a KV cache: EngineCore -> host -> gateway."""
+"""Reasons why a decode instance could not continue from a KV cache: EngineCore -> host -> gateway."""
 
 from enum import StrEnum
 
 
 class KvFailure(StrEnum):
-    """Codes of errors. After any of them the request can be prefilled again, and decoded."""
+    """Error codes; after any of them the request can be prefilled and decoded again."""
 
     PREFIX_NOT_HELD = "prefix_not_held"  # no KV cache is here that has all of the request's items
     KV_LOAD_FAILED = "kv_load_failed"  # it could not be read from the instance that has computed it

@@ -19,14 +19,14 @@ _POSITION_METHODS = ("get_mrope_input_positions", "get_xdrope_input_positions")
 
 
 def piece_hashes(mm_hash: str, pieces: Sequence[int]) -> list[MmHash]:
-    """Under which the pieces of an item lie in the store."""
+    """Hashes under which the store holds the pieces of an item."""
     return list(entry_hashes(MmHash(mm_hash), pieces)) if pieces else []
 
 
 def divide_position(position: Any, pieces: Sequence[int]) -> list[Any]:
-    """The item's tokens, all of them, one piece behind the other.
+    """Divide all of the item's tokens into consecutive pieces.
 
-    A piece begins with its first row's token, so tokens of text between two pieces belong to the former.
+    A piece begins with its first row's token, so text tokens between two pieces belong to the former.
     """
     if position.is_embed is None:
         tokens_of_rows = list(range(position.length))
@@ -45,7 +45,7 @@ def divide_position(position: Any, pieces: Sequence[int]) -> list[Any]:
 
 
 def divide_feature(feature: Any, pieces: Sequence[int]) -> list[Any]:
-    """One feature for each piece; all have the item's data. The feature itself, if it has none.
+    """One feature for each piece, all with the item's data; the feature itself if it has no pieces.
 
     Raises:
         ValueError: the pieces are not of this feature.
@@ -62,12 +62,12 @@ def divide_feature(feature: Any, pieces: Sequence[int]) -> list[Any]:
 
 
 def item_of(feature: Any) -> str:
-    """The mm_hash of the item that the feature is, or is a piece of."""
+    """mm_hash of the item that the feature is, or is a piece of."""
     return feature.mm_hash or feature.identifier
 
 
 def group_pieces(features: Sequence[Any]) -> list[list[Any]]:
-    """The features of each item, in the order of the prompt; `features` are in that order."""
+    """Features of each item, in prompt order, which `features` are in."""
     groups: list[list[Any]] = []
     for feature in features:
         group = groups[-1] if groups else []
@@ -85,7 +85,7 @@ def _is_new_in(group: Sequence[Any], feature: Any) -> bool:
 
 
 def join_pieces(features: Sequence[Any]) -> list[Any]:
-    """The features as they were before any was divided.
+    """Features as they were before any was divided.
 
     vLLM strips data of features that the prefix cache covers: the last piece has the most of them.
     """
@@ -111,10 +111,10 @@ def _concatenated(masks: Sequence[Any]) -> Any:
 
 # ---- positions ------------------------------------------------------------------------------------
 def place_items_whole(model: Any) -> None:
-    """In prefill_decode's worker: have `model` compute positions from items, where vLLM gives it pieces.
+    """Make `model` compute positions from whole items where vLLM passes pieces, in prefill_decode's worker.
 
-    A model with positions in several dimensions (M-RoPE and the like) computes them from an item's fields, a
-    grid above all. A piece has its item's fields, so positions are those that one engine computes.
+    A model with positions in several dimensions (M-RoPE and the like) computes them from an item's fields,
+    above all the grid. A piece has its item's fields, so positions are those of an engine without pieces.
     """
     for name in _POSITION_METHODS:
         compute = getattr(model, name, None)

@@ -25,7 +25,7 @@ RECHECK_MS = 50
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`."""
+    """Entry point of `vllm.general_plugins`."""
     _use_triptych_tracing()
     _stop_spinning()
     _let_scheduler_wake_engine()
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _use_triptych_tracing() -> None:
-    """vLLM would make a provider of its own, and a process can have one only."""
+    """Replace vLLM's tracer set-up: vLLM would make a second provider, and a process can have only one."""
     from opentelemetry import trace
     from vllm import tracing
 
@@ -114,7 +114,7 @@ def _compile_slow_grammars_apart() -> None:
 
 
 def _resample_without_torchaudio() -> None:
-    """vLLM resamples with torchaudio alone, and no build of it that loads comes with torch for the CPU."""
+    """Resample without torchaudio, which vLLM requires and which has no loadable build for torch on CPU."""
     from vllm.multimodal import audio
     from vllm.utils.import_utils import PlaceholderModule
 

@@ -1,4 +1,4 @@
-"""How processes exit that a host has started: with the host, skipping the last garbage collection."""
+"""Exit of processes that a host has started: with the host, and without the last garbage collection."""
 
 import atexit
 import ctypes
@@ -13,10 +13,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_peer(fd: int) -> None:
-    """Have the kernel end this process, also within C code, when the other end of `fd` is closed.
+    """Make the kernel end this process, even in C code, when the other end of `fd` is closed.
 
-    By SIGIO, whose default action ends a process. `fd` is a socket, or the read end of a pipe, to which
-    nothing more is sent.
+    The default action of SIGIO ends a process. `fd` is a socket or the read end of a pipe, to which nothing
+    more is sent.
     """
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
@@ -27,10 +27,10 @@ def end_with_peer(fd: int) -> None:
 
 
 def leave_signals_to_host() -> None:
-    """EngineCore and its workers end when their parent ends them, or is gone; not before. Idempotent.
+    """Make EngineCore and its workers ignore terminal signals; their parent ends them. Idempotent.
 
     A terminal's Ctrl-C, and `kill` of a process group, reach every process of the group: vLLM would abort
-    what the host still drains. So this process gets a group of its own. The session stays the same: a
+    what the host still drains. So this process gets a group of its own. The session stays the same, so that a
     supervisor still finds all of them.
     """
     host = multiprocessing.parent_process()
@@ -46,10 +46,10 @@ def leave_signals_to_host() -> None:
 
 
 def end_quickly() -> None:
-    """Spare the interpreter its last garbage collection. Idempotent.
+    """Skip the interpreter's last garbage collection. Idempotent.
 
-    It walks the objects of torch, transformers and vLLM, about a million, for seconds; and one after the
-    other in worker, EngineCore and host. The memory goes with the process all the same.
+    It walks about a million objects of torch, transformers and vLLM, for seconds, one after the other in
+    worker, EngineCore and host. The memory goes with the process all the same.
     """
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)

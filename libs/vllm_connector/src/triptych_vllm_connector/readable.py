@@ -1,6 +1,6 @@
-"""Which entries an engine can read, by the memory in which they lie; and which key a tensor has in Redis.
+"""Entries that an engine can read, by the memory that holds them, and the keys of tensors in Redis.
 
-In EngineCore `Readable` is asked before a pin is used; in the workers transport `redis` uses the same keys.
+EngineCore asks `Readable` before it uses a pin; in the workers the transport `redis` uses the same keys.
 """
 
 from triptych_common.coordination import BlobStore
@@ -10,22 +10,22 @@ from triptych_vllm_connector.slab_probe import UsableSlab
 
 
 def blob_place(place: Place) -> str:
-    """Of one reservation: no two that live at the same time have the same generation and offset.
+    """Redis key of one reservation; no two living reservations share generation and offset.
 
-    So an order of an earlier store's writes to a key that no descriptor of a later one names.
+    An order of an earlier store therefore writes to a key that no descriptor of a later store names.
     """
     return f"{place.mm_hash}.{place.generation}.{place.offset}"
 
 
 class Readable:
-    """Whether a consumer can read an entry. Asks Redis, whose bytes may be gone; else they stay longer."""
+    """Tells whether this consumer can read an entry; in Redis the check also extends the tensor's expiry."""
 
     def __init__(self, slab: UsableSlab, blobs: BlobStore) -> None:
         self._slab = slab
         self._blobs = blobs
 
     def __call__(self, descriptor: Descriptor) -> bool:
-        """Raises BusUnavailableError when Redis cannot be asked."""
+        """True if the entry can be read; raises BusUnavailableError if Redis cannot be asked."""
         if descriptor.memory == REDIS:
             return self._blobs.renew_tensor(blob_place(descriptor), descriptor.spec.num_bytes)
         if descriptor.memory == SHM:

@@ -1,4 +1,4 @@
-"""What an engine can do with the store's slab: its worker probes, EngineCore keeps it, its host announces it.
+"""Slab probe: the worker tries the store's slab, EngineCore keeps the result, the host announces it.
 
 host --PROBE_SLAB--> EngineCore (`probe_in_engine`) --PROBE_SLAB--> worker --SlabProbeResult--> both
 """
@@ -16,7 +16,7 @@ MAX_FAILURE_CHARS = 300  # as in `InstanceRecord.slab_failure`
 
 @dataclass(frozen=True)
 class SlabProbeResult:
-    """Whether this instance's worker has mapped a store's slab and read from it."""
+    """Result of mapping and reading a store's slab in this instance's worker."""
 
     device: str | None = None  # UUID of its GPU, "GPU-...", as far as it is known
     generation: int | None = None  # of the store that was probed
@@ -31,17 +31,17 @@ NO_GPU = SlabProbeResult(failure="this engine has no GPU of its own")
 
 
 class UsableSlab:
-    """The slab that this engine's worker has mapped and read. Written by EngineCore, read by any thread."""
+    """Slab that this engine's worker has mapped and read. EngineCore writes it, any thread reads it."""
 
     def __init__(self) -> None:
         self._result = SlabProbeResult()
 
     def set_result(self, result: SlabProbeResult) -> None:
-        """Of the slab that the store has now."""
+        """Set the result for the store's current slab."""
         self._result = result
 
     def holds(self, descriptor: Descriptor) -> bool:
-        """Whether the entry is in it. Entries of an earlier store's are not."""
+        """True if the entry is in this slab; entries of an earlier store are not."""
         known = self._result
         return (
             known.device is not None
@@ -51,7 +51,7 @@ class UsableSlab:
 
 
 def probe_in_engine(self: Any) -> dict[str, Any]:
-    """`EngineCore.triptych_probe_slab`: probe in the worker; the connector has the result before the host.
+    """Probe in the worker as `EngineCore.triptych_probe_slab`; the connector gets the result before the host.
 
     Returns:
         Fields of a `SlabProbeResult`.

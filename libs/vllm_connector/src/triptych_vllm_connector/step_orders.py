@@ -1,4 +1,4 @@
-"""What the host and the scheduler order of a worker, one item each. Without vLLM.
+"""Orders of the host and the scheduler to a worker, one item each. Without vLLM.
 
 A WriteOrder goes through vLLM's `ec_transfer_params`, then with the step, like a LoadOrder (`step_metadata`).
 """
@@ -27,7 +27,7 @@ class WriteOrder:
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Scheduler -> worker: put this pinned tensor into vLLM's encoder cache; the pin becomes yours."""
+    """Scheduler -> worker: load this pinned tensor into the encoder cache; the pin passes to the worker."""
 
     mm_hash: str
     pin_id: int
@@ -36,7 +36,7 @@ class LoadOrder:
 
 
 class LoadedTensor(NamedTuple):
-    """Worker -> scheduler: one tensor that it put into vLLM's encoder cache."""
+    """Worker -> scheduler: one tensor loaded into vLLM's encoder cache."""
 
     transport: str
     num_bytes: int

@@ -1,4 +1,4 @@
-"""The socket around the core: frames in, frames out. One connection is one session."""
+"""Unix socket server around the core: frames in, frames out. One connection is one session."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: the kernel's struct ucred
 
 
 class Connection(asyncio.Protocol):
-    """One client. Reading pauses while it does not read its replies; past the limit it is cut off."""
+    """One client. Reading pauses while it does not read replies; past the limit it is disconnected."""
 
     def __init__(self, server: "StoreServer", session_id: SessionId) -> None:
         self._server = server
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._server.on_closed(self)
 
     def send(self, reply: StoreReply, *, closes: bool) -> None:
-        """Send without waiting. A client that leaves too much unread is cut off."""
+        """Send without waiting; a client with too many unread bytes is disconnected."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame(reply))
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def is_alive(self) -> bool:
-        """Whether the peer still holds its end, as the kernel sees it now."""
+        """True if the kernel still sees the peer's end open."""
         if self._transport is None or self._transport.is_closing():
             return False
         poll = select.poll()
@@ -109,13 +109,13 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _refuse(self, detail: str) -> None:
-        """What the client sent is no frame or no command; what follows could mean anything."""
+        """Close a session that sent a malformed frame; later bytes cannot be interpreted."""
         log.warning("malformed frame, session closed", session_id=self.session_id, detail=detail)
         self.send(StoreFailure(seq=0, code="bad_frame", detail=detail), closes=True)
 
 
 class Connections:
-    """The connections of all sessions: where the core's and the verifier's replies go out."""
+    """Connections of all sessions, through which the core and the verifier reply."""
 
     def __init__(self) -> None:
         self._by_session: dict[SessionId, Connection] = {}
@@ -125,7 +125,7 @@ class Connections:
         return connection is not None and connection.is_alive()
 
     def deliver(self, outgoing: Iterable[Outgoing]) -> None:
-        """Send what the core returned."""
+        """Send the frames that the core returned."""
         for session_id, reply, closes in outgoing:
             connection = self._by_session.get(session_id)
             if connection is not None:
@@ -135,7 +135,7 @@ class Connections:
         self._by_session[connection.session_id] = connection
 
     def remove_connection(self, connection: Connection) -> bool:
-        """False: it was removed before."""
+        """Remove a connection; False if it was removed before."""
         return self._by_session.pop(connection.session_id, None) is not None
 
     def abort_all(self) -> None:
@@ -170,7 +170,7 @@ class StoreServer:
         self._path: Path | None = None
 
     async def serve(self, path: Path) -> None:
-        """Listen at `path`, 0600.
+        """Listen at `path`, mode 0600.
 
         Raises:
             StoreUnavailableError: another store listens there, or the socket cannot be made.
@@ -195,8 +195,8 @@ class StoreServer:
     async def close(self) -> None:
         """Stop listening, end all sessions, remove the socket.
 
-        What clients hold stays as it is in the region, for the next store. No timer of this one runs any
-        more: the region may be closed by then.
+        The clients' leases stay in the region for the next store. No timer of this server runs afterwards, so
+        the region may be closed.
         """
         if self._reaper is not None:
             self._reaper.cancel()
@@ -217,7 +217,7 @@ class StoreServer:
             self.watch_detached()
 
     def watch_detached(self, delay_s: float = FIRST_REAP_S) -> None:
-        """Check clients without a connection now and then: no event comes when one lets go of its lock.
+        """Check clients without a connection periodically: releasing a lock causes no event.
 
         A dying process closes its socket an instant before its lock, hence the short first delay.
         """
@@ -229,7 +229,7 @@ class StoreServer:
             self._reaper = loop.call_later(delay_s, self._reap, delay_s)
 
     def relieve_soon(self) -> None:
-        """Evict in the background, a little at a time, while the region is fuller than it should be."""
+        """Evict in the background, in small steps, down to the low watermark."""
         if self._relief is None and self.core.space.needs_relief:
             self._relief = asyncio.get_running_loop().call_soon(self._relieve)
 
@@ -259,7 +259,7 @@ def _peer_uid(transport: asyncio.Transport) -> int:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket without a listener."""
+    """Remove a socket that has no listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

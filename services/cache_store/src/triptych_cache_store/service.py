@@ -1,4 +1,4 @@
-"""The daemon put together: region, core, server; and its end."""
+"""Assembles the daemon (region, core, server), runs it and ends it."""
 
 import asyncio
 import time
@@ -10,11 +10,12 @@ from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import Verifier
 from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.recovery import recover, trust
-from triptych_cache_store.core.state import StoreIdentity, StoreState
+from triptych_cache_store.core.state import Slab, StoreIdentity, StoreState
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.block_pool import BestFitPool
+from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import EntryTable
-from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
@@ -22,9 +23,11 @@ from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.server import Connections, StoreServer
 from triptych_cache_store.settings import StoreSettings
-from triptych_cache_store.slab import make_slab, open_slab
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
+from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.loading import load_driver
+from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
@@ -32,6 +35,27 @@ from triptych_common.store_session.async_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
+
+
+def open_slab(settings: StoreSettings) -> DeviceSlab | None:
+    """Device memory for tensors; None if not configured or unavailable: tensors then use the region."""
+    num_bytes = settings.slab_bytes // settings.block_bytes * settings.block_bytes
+    if num_bytes == 0:
+        return None
+    try:
+        slab = DeviceSlab(load_driver(settings.slab_device), num_bytes)
+    except CudaError as error:
+        log.warning("device memory cannot be used", error=str(error))
+        return None
+    log.info("device memory is up", memory=slab.info.memory, num_bytes=num_bytes)
+    return slab
+
+
+def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
+    """Bookkeeping of the device memory: its own pool, the shared table. It ends with the store."""
+    num_blocks = info.num_bytes // block_num_bytes
+    limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))
+    return Slab(info, Space(table, BestFitPool(num_blocks), EvictionPolicy(), EntryJournal(), limits))
 
 
 async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
@@ -85,7 +109,7 @@ def make_core(
     is_connected: Callable[[SessionId], bool],
     slab: SlabInfo | None = None,
 ) -> StoreCore:
-    """The core on `region`, with what an earlier store left there."""
+    """Core on `region`, restored from what an earlier store left there."""
     layout = region.header.layout
     identity = StoreIdentity(
         store=settings.instance,
@@ -115,16 +139,16 @@ def make_state(
     slab: SlabInfo | None,
     reserve_fraction: float = 0.0,
 ) -> StoreState:
-    """Empty tables over the region in `buffer`."""
+    """State with empty tables over the region in `buffer`."""
     layout = identity.layout
     journal, table = RegionJournal(buffer, layout), EntryTable(layout.block_num_bytes)
-    space = Space(table, BestFitPool(layout.num_blocks), RecencyAndCostPolicy(), journal, limits)
+    space = Space(table, BestFitPool(layout.num_blocks), EvictionPolicy(), journal, limits)
     books = None if slab is None else make_slab(slab, table, layout.block_num_bytes, reserve_fraction)
     return StoreState(identity, space, journal, slab=books)
 
 
 async def is_healthy(settings: StoreSettings, client_name: str) -> bool:
-    """Whether the store of `settings` answers a ping."""
+    """True if the store of `settings` answers a ping."""
     try:
         async with await AsyncStoreSession.connect(
             settings.store_socket, client_name, timeout_s=2.0

@@ -14,54 +14,51 @@ VerifyMode = Literal["off", "adopt", "always"]
 
 
 class StoreSettings(ServiceSettings, MetricsSettings):
-    """What the daemon needs to know."""
+    """Settings of the cache_store daemon."""
 
     config_section = "cache_store"
     exports_spans = False
 
-    instance: str = Field(default="store-0", description="name of this store; clients report it")
-    region_dir: Path = Field(
-        default_factory=lambda data: data["run_dir"],
-        description="directory of the region file, on a tmpfs [default: RUN_DIR]",
-    )
-    region_bytes: PositiveInt = Field(default=1024 * MIB, description="size of the region file")
-    block_bytes: PositiveInt = Field(default=64 << 10, description="unit of allocation; a multiple of 4096")
-    slab_bytes: NonNegativeInt = Field(
-        default=0, description="memory to take on a GPU, for the transport cuda_ipc"
-    )
-    slab_device: NonNegativeInt = Field(default=0, description="number of that GPU, of those to be seen")
-    reserve_fraction: float = Field(
-        default=0.05, ge=0, lt=1, description="of the region, kept for granted preallocations"
-    )
-    high_watermark: float = Field(
-        default=0.98, gt=0, le=1, description="when more of the region is in use, evict in the background ..."
-    )
-    low_watermark: float = Field(default=0.95, ge=0, le=1, description="... until no more than this is")
-    tenant_quota_bytes: PositiveInt | None = Field(
-        default=None, description="bytes that a tenant may hold [default: all]"
-    )
-    tenant_quotas: dict[str, PositiveInt] = Field(
-        default_factory=dict, description='bytes that the named tenants may hold, e.g. {"acme": 1073741824}'
-    )
-    large_pages: bool = Field(
-        default=False, description="ask for large pages; a tmpfs mounted with huge=advise has them"
-    )
-    keep_region: bool = Field(
-        default=False,
-        description="leave the region file at a clean stop, for the next start [after a crash it always is]",
-    )
-    namespace_digest: str | None = Field(
-        default=None, description="at start, drop entries of every other namespace [default: drop none]"
-    )
-    verify: VerifyMode = Field(
-        default="off",
-        description="adopt: take checksums in the background, check them after a restart; always: check "
-        "them every VERIFY_INTERVAL_S too",
-    )
-    verify_interval_s: float = Field(default=600.0, gt=0, description="between two checks of all entries")
-    max_unsent_bytes: PositiveInt = Field(
-        default=8 * MIB, description="a client that leaves more replies unread is disconnected"
-    )
+    instance: str = "store-0"
+    """Name of this store, reported by its clients; `{hostname}` in it is replaced by the host's name."""
+    region_dir: Path = Field(default_factory=lambda data: data["run_dir"])
+    """Folder of the region file, on a tmpfs. Not set: `run_dir`."""
+    region_bytes: PositiveInt = 1024 * MIB
+    """Bytes of the region of shared memory, headers included; `up` and `demo` set 256 MiB, or half of what
+    the tmpfs has left."""
+    block_bytes: PositiveInt = 64 << 10
+    """Bytes of a block, the unit of allocation; a multiple of 4096."""
+    slab_bytes: NonNegativeInt = 0
+    """Bytes of GPU memory to take for the transport `cuda_ipc`, held until the process ends; 0: none. Without
+    a GPU or `cuda-bindings` the store runs without and logs it."""
+    slab_device: NonNegativeInt = 0
+    """Number of the slab's GPU, among those that the store may see."""
+    reserve_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the region that only granted preallocations may use."""
+    high_watermark: float = Field(default=0.98, gt=0, le=1)
+    """Used share of the region above which entries are evicted in the background."""
+    low_watermark: float = Field(default=0.95, ge=0, le=1)
+    """Used share of the region at which background eviction stops."""
+    tenant_quota_bytes: PositiveInt | None = None
+    """Bytes that one tenant may hold; no service names tenants yet. Not set: no bound."""
+    tenant_quotas: dict[str, PositiveInt] = Field(default_factory=dict)
+    """JSON object of the bytes that named tenants may hold, such as `{"acme": 1073741824}`."""
+    large_pages: bool = False
+    """Ask for large pages (`MADV_HUGEPAGE`): a tmpfs has them if mounted with `huge=advise` or `huge=always`,
+    `/dev/shm` if `shmem_enabled` allows it; the outcome is logged."""
+    keep_region: bool = False
+    """Leave the region file at a clean stop, for the next start; after a crash it is always left. `up` and
+    Compose set it."""
+    namespace_digest: str | None = None
+    """Digest of the namespace whose entries are kept at the start; others are dropped. Not set: all are kept.
+    """
+    verify: VerifyMode = "off"
+    """Checksums of sealed tensors: `adopt` takes them in the background and checks them when a restarted
+    store adopts the region; `always` also checks every `verify_interval_s` and evicts damaged ones."""
+    verify_interval_s: float = Field(default=600.0, gt=0)
+    """Seconds between two checks of all entries, with `verify` `always`."""
+    max_unsent_bytes: PositiveInt = 8 * MIB
+    """Bytes of replies that a client may leave unread; with more it is disconnected."""
 
     @field_validator("low_watermark")
     @classmethod
@@ -71,7 +68,7 @@ class StoreSettings(ServiceSettings, MetricsSettings):
         return value
 
     def limits(self, layout: RegionLayout) -> Limits:
-        """In blocks of `layout`."""
+        """Return the limits in blocks of `layout`."""
         block = layout.block_num_bytes
         default_quota = self.tenant_quota_bytes
         return Limits(

@@ -1,6 +1,4 @@
-"""For tests, benchmarks and soak runs: a cache_store as a child process, a fabric agent beside it, the
-store's core alone, a log of pushes.
-"""
+"""Test and benchmark support: cache_store and fabric agent as child processes, the core alone, a push log."""
 
 import asyncio
 import secrets
@@ -44,7 +42,7 @@ def core_on(
     slab: SlabInfo | None = None,
     is_intact: IsIntact = trust,
 ) -> StoreCore:
-    """The store's logic on any buffer that has room for the headers, with what it finds there."""
+    """Store core on any buffer that has room for the headers, restored from its content."""
     identity = StoreIdentity("store-0", "/nowhere", "region", generation, layout)
     state = make_state(memoryview(region), identity, limits or Limits(), slab)
     recover(state, is_alive=is_alive, namespace=None, now=now, is_intact=is_intact)
@@ -52,7 +50,7 @@ def core_on(
 
 
 class StoreProcess:
-    """One daemon on a run directory of its own; it can be stopped, killed and started again."""
+    """One daemon with its own run directory, which can be stopped, killed and restarted."""
 
     def __init__(
         self, run_dir: Path, *options: str, region_bytes: int = 32 << 20, block_bytes: int = 64 << 10
@@ -79,7 +77,7 @@ class StoreProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start and wait until it answers.
+        """Start the daemon and wait until it answers.
 
         Raises:
             RuntimeError: it ended, or did not come up in time; with its log.
@@ -99,7 +97,7 @@ class StoreProcess:
         raise RuntimeError(f"the store did not come up: {self.log()}")
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
-        """Send the signal, wait for the end; the exit status. Again: the same status."""
+        """Send the signal, wait, and return the exit status; repeated calls return the same status."""
         if self._process is None:
             raise RuntimeError("the store was not started")
         self._process.send_signal(with_signal)
@@ -110,13 +108,13 @@ class StoreProcess:
             return self._process.wait(STOP_TIMEOUT_S)
 
     def connect(self, client_name: str, **options: Any) -> StoreSession:
-        """A session that `close` ends."""
+        """New session with the daemon; `close` ends it."""
         session = StoreSession.connect(self.socket, client_name, **options)
         self._sessions.append(session)
         return session
 
     def stats(self) -> StoreStats:
-        """As seen by a session of its own, which counts itself."""
+        """Statistics, read through a session that counts itself."""
         session = StoreSession.connect(self.socket, "stats")
         try:
             stats = session.request(StatsQuery(seq=0))
@@ -138,9 +136,9 @@ class StoreProcess:
 
 
 class FabricProcess:
-    """A fabric agent as a child process, beside the store of `run_dir`; it can be stopped and started again.
+    """Fabric agent as a child process beside the store of `run_dir`; it can be stopped and restarted.
 
-    Its log is RUN_DIR/fabric.log. `options` come last: they may replace the others.
+    Its log is RUN_DIR/fabric.log. `options` override the others.
     """
 
     def __init__(
@@ -161,7 +159,7 @@ class FabricProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it is registered.
+        """Start the agent and wait until it is registered.
 
         Raises:
             RuntimeError: it ended, or did not come up in time; with its log.
@@ -191,7 +189,7 @@ class FabricProcess:
         self._running().send_signal(number)
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
-        """Send the signal, wait for the end; the exit status. Again: the same status."""
+        """Send the signal, wait, and return the exit status; repeated calls return the same status."""
         process = self._running()
         process.send_signal(with_signal)
         try:
@@ -209,7 +207,7 @@ class FabricProcess:
             self.stop()
 
     def _boot_id(self) -> str | None:
-        """Of the agent that is registered; asked on a loop of its own, whether one runs here or not."""
+        """Boot id of the registered agent; runs its own event loop in a thread."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, self._registered_boot_id()).result()
 
@@ -228,7 +226,7 @@ class FabricProcess:
 
 
 def write_fabric_key(path: Path) -> Path:
-    """A key of its own for the agents of a test, as they want it: 0600."""
+    """Write a fabric key for a test's agents, mode 0600 as they require."""
     path.touch(mode=0o600)
     path.write_bytes(secrets.token_hex(32).encode())
     return path
@@ -247,7 +245,7 @@ class PushLog:
             self._condition.notify_all()
 
     def wait_next(self, timeout_s: float = 5.0) -> Push:
-        """Take the oldest push.
+        """Wait for and take the oldest push.
 
         Raises:
             TimeoutError: none came.

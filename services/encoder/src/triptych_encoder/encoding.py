@@ -15,23 +15,23 @@ LARGE_PIXELS = 2_000_000  # smaller images do not wait for larger ones
 
 
 class BadMediaError(TriptychError):
-    """The media cannot be decoded or processed. Trying again gives the same.
+    """The media cannot be decoded or processed, and a retry would fail the same way.
 
     Its text is shown to the caller, so it is never a library's: that is its `__cause__`, for the log.
     """
 
 
 class PreprocessFailedError(TriptychError):
-    """The item was not preprocessed, which is not the fault of its media. Text as in `BadMediaError`."""
+    """Preprocessing failed, and not because of the media. Its text is as in `BadMediaError`."""
 
 
 class EncodeRefusedError(TriptychError):
-    """The engine does not encode this item; it goes on with others. Text as in `BadMediaError`."""
+    """The engine refuses this item and continues with others. Its text is as in `BadMediaError`."""
 
 
 @dataclass
 class JobFailure(Exception):
-    """A job will produce nothing: the failure that is reported to its requesters."""
+    """A job ends without a result; carries the failure that its requesters receive."""
 
     kind: FailureKind
     detail: str
@@ -43,7 +43,7 @@ class EngineFailedError(TriptychError):
 
 @dataclass(frozen=True)
 class PreprocessLimits:
-    """What the encoder takes, whatever a job carries, and what preprocessing may cost."""
+    """Limits of media and of preprocessing, whatever a job requests."""
 
     image_formats: tuple[str, ...]
     max_image_pixels: int
@@ -60,7 +60,7 @@ class PreprocessLimits:
 
 @dataclass(frozen=True)
 class PreparedItem:
-    """One item, preprocessed: what vLLM will be given, and how large its result will be."""
+    """One preprocessed item: vLLM's input, and the size of its result."""
 
     engine_input: Mapping[str, Any]
     num_embeds: int  # rows
@@ -71,36 +71,36 @@ class PreparedItem:
 
 
 class Encoder(Protocol):
-    """`engine.encode_engine.EncodeEngine`. Its outputs are [num_embeds, width of the item] of `dtype`."""
+    """Interface of `engine.encode_engine.EncodeEngine`; outputs are [num_embeds, width] of `dtype`."""
 
     dtype: str
     max_item_embeds: int
 
     @property
     def item_limits(self) -> Mapping[Modality, int]:
-        """Items of a request, of the modalities that it takes."""
+        """Number of items that a request may have, by served modality."""
         ...
 
     @property
     def unserved_modalities(self) -> Mapping[Modality, str]:
-        """Modalities of the model that it does not take, each with the reason."""
+        """Modalities of the model that this encoder does not serve, each with the reason."""
         ...
 
     @property
     def max_num_tokens(self) -> int: ...
 
     def num_pixels(self, job: EncodeJob) -> int:
-        """What the item costs while it is in hand: its image's, or what its options may make of it."""
+        """Cost of the item while in hand, in pixels: of its image, or the most that its options allow."""
         ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """Raises BadMediaError or PreprocessFailedError."""
+        """Preprocess the job's media; raises BadMediaError or PreprocessFailedError."""
         ...
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        """Raises EncodeRefusedError or EngineFailedError. After a refusal no worker writes for the order."""
+        """Encode; raises EncodeRefusedError or EngineFailedError. No worker writes after a refusal."""
         ...
 
     async def check_health(self) -> None:
-        """Raises EngineFailedError when the engine is dead, also while idle, or preprocessing is stuck."""
+        """Raise EngineFailedError if the engine is dead, also while idle, or preprocessing is stuck."""
         ...

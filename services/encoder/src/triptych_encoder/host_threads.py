@@ -1,4 +1,4 @@
-"""An encoder's priority where cores are shared, and where the threads of its host run.
+"""Priority of an encoder on shared cores, and placement of its host's threads.
 
 The priority is a little below that of other programs. With nice 10 and `SCHED_BATCH`, images took ten times
 as long as in vLLM on a machine with other work; with nice 0, the longest gaps of text doubled on an idle one.
@@ -45,15 +45,15 @@ def lower_priority() -> None:
     reraise=True,
 )
 def _lower_session() -> None:
-    """Linux takes one such write in 0.1 s, of all processes of a host."""
+    """Lower the session's autogroup; Linux accepts one such write per 0.1 s, over all processes of a host."""
     _SESSION_PRIORITY.write_text(str(NICE))
 
 
 def stay_off(others: Collection[int]) -> None:
-    """This process's threads, and those that they start, do not run on cores that other engines own.
+    """Keep this process's threads, and those that they start, off cores that other engines own.
 
-    To be called when this encoder's engine has started: it may borrow what its affinity allows. Where the
-    kernel refuses it, or no core is left, threads stay where they are.
+    Called after this encoder's engine has started, which may borrow what its affinity allows. If the kernel
+    refuses, or no core is left, threads stay where they are.
     """
     cores = set(usable_cores()) - set(others)
     if not cores:

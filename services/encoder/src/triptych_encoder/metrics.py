@@ -1,4 +1,4 @@
-"""Metrics of the encoder, answered by its host where a port or a socket is set (`docs/metrics.md`)."""
+"""Metrics of the encoder, served on its host's port or socket (`docs/reference/metrics.md`)."""
 
 from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
 

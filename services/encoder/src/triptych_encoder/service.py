@@ -1,9 +1,10 @@
-"""The encoder's life: vLLM's engine, and around it the service that takes jobs until it is stopped.
+"""The encoder's life: vLLM's engine, and the service around it that takes jobs until it is stopped.
 
-    engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
+engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
 
-Draining: announced; jobs that have no blocks yet are handed back, for another encoder to take at once; the
-others are finished, and their pins kept until the requesters' final acks, for `drain_timeout_s` at most.
+A draining encoder is announced as such. Jobs without blocks are handed back, for another encoder to take at
+once; the others are finished, and their pins kept until the requesters' final acks, for `drain_timeout_s` at
+most.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, Instanc
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.host_threads import lower_priority, stay_off
@@ -100,15 +101,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         if comes_last:
             stay_off(set(settings.other_cores) - set(settings.cores))
-        tracing = setup_tracing(
-            "encoder",
-            settings.instance,
-            otlp_endpoint=settings.otlp_endpoint,
-            otlp_protocol=settings.otlp_protocol,
-            traces_dir=settings.traces_dir,
-            traces_max_bytes=settings.traces_max_bytes,
-            traces_max_age_s=settings.traces_max_age_s,
-        )
+        tracing = setup_service_tracing("encoder", settings)
         try:
             probe_slab = engine.probe_slab if may_use_slab(settings.engine_args) else None
             compute = await engine.compute()
@@ -119,7 +112,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
 
 
 class EncoderService:
-    """Around a running engine: `open` connects and disconnects, `run` takes jobs, and drains."""
+    """A running engine's service: `open` connects and disconnects, `run` takes jobs, and drains."""
 
     def __init__(
         self,
@@ -133,9 +126,9 @@ class EncoderService:
         compute: Compute | None,
         metrics: EncoderMetrics,
     ) -> None:
-        """`digest`: of the namespace that the engine encodes for. Everything is connected already.
+        """`digest` is the engine's namespace digest; everything is connected already.
 
-        `compute`: what the engine computes on, for the registry.
+        `compute` describes the engine's compute resources for the registry.
         """
         instance, names = settings.instance, settings.names
         ledger, registry = Ledger(), Registry(bus)
@@ -188,7 +181,7 @@ class EncoderService:
         probe_slab: ProbeSlab | None = None,
         compute: Compute | None = None,
     ) -> "AsyncIterator[EncoderService]":
-        """`probe_slab`: has the engine's worker probe the store's memory on its GPU; None: it has none.
+        """Open the service; `probe_slab` probes the store's memory on the worker's GPU (None: no GPU).
 
         Raises:
             TriptychError: the store or Redis cannot be used, or metrics not be served.
@@ -298,7 +291,7 @@ class EncoderService:
             log.warning("drain timeout: unfinished jobs handed back")
 
     async def _watch_health(self) -> None:
-        """Until cancelled.
+        """Check the engine and the store until cancelled.
 
         Raises:
             TriptychError: the engine died, also while idle, or the store went away.
@@ -314,7 +307,7 @@ class EncoderService:
     async def _drain_on_stop(
         self, stop: StopSignal, intake: JobIntake, limit: asyncio.Timeout, registration: Registration
     ) -> None:
-        """Hand back what has no blocks yet; `limit` ends what is not finished in time."""
+        """Hand back jobs without blocks on `stop`; `limit` ends what is not finished in time."""
         await stop.wait()
         intake.stop()
         self._drained_by = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
@@ -329,7 +322,7 @@ class EncoderService:
             await delivery.hand_back()  # of a task that had not run yet
 
     async def _wait_settled(self) -> None:
-        """Until the requesters have sent their final acks, so that no pin ends too early."""
+        """Wait for the requesters' final acks, so that no pin ends too early."""
         try:
             async with asyncio.timeout_at(self._drained_by):
                 await self._replies.wait_settled()
@@ -338,7 +331,7 @@ class EncoderService:
 
 
 def encode_batch(settings: EncoderSettings) -> int:
-    """Items that vLLM encodes at once."""
+    """Number of items that vLLM encodes at once."""
     return settings.encode_batch or (GPU_ENCODE_BATCH if has_gpu() else CPU_ENCODE_BATCH)
 
 
@@ -348,7 +341,7 @@ def gate_policy(settings: EncoderSettings) -> GatePolicy:
 
 
 def _first(failures: BaseException) -> BaseException:
-    """Of what may be a group of groups: those of the jobs have one of their own."""
+    """First failure in a group of groups; the jobs have a group of their own."""
     while isinstance(failures, BaseExceptionGroup):
         failures = failures.exceptions[0]
     return failures

@@ -1,28 +1,28 @@
 """Gateway: the OpenAI-compatible front of Triptych. One process.
 
 service        the process: starts, drains within a bound, ends
-listeners      what each of its ports serves, and how; http_protocol bounds their connections
+listeners      paths and options of its ports; http_protocol bounds their connections
 app            the HTTP application; routes/: one module per group of paths
-gateway        builds the parts below, owns their tasks, closes them; gateway_parts: those that settings say
+gateway        builds the parts below, owns their tasks, closes them; gateway_parts: those of settings alone
 responses/     OpenAI's Responses API: responses that instances store, found again
-ui/            the page at `/ui`: what the gateway sees, and whom it is shown
+ui/            the page at `/ui`: the gateway's view, by the caller's rights
 chat/          one request over HTTP, to prefill_decode and back: chat completions, and others without media
 transfers/     items that are in another store than where they are needed
-decision/      who encodes a request's media: encoders, or an instance with a vision tower
+decision/      which process encodes a request's media: an encoder, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
-encode/        what requests need of encoders: orders, flights, sizes, final acks
-locality/      to which store's encoders a job goes
-request/       what a caller sent: bounds, validation, media
-fetch/         media that are named by URL: which may be fetched, and how
-routing/       which instances there are, and which of them gets a request
-access/        API keys, tenants, bounds on what is served at once
-endpoints/     what is served, in one table: routing and the API's description are made from it
+encode/        encodes: orders, flights, sizes, final acks
+locality/      the store whose encoders get a job
+request/       requests of callers: bounds, validation, media
+fetch/         media by URL: rules, downloads
+routing/       the registered instances, and the choice of one for a request
+access/        API keys, tenants, limits of requests
+endpoints/     table of endpoints: routing and the API's description are made from it
 tracing/       the span of a whole request; the last requests, for that page
-memory           where the C library takes large blocks from
-open_files       how many files the process may have open
+memory           how the C library takes large blocks
+open_files       budget of open files
 upstream_client  the HTTP client for prefill_decode
 changed_file     a file that is read again when it has changed
-errors         error responses; race, metrics, settings: likewise for all of the above
+errors         error responses; race, metrics, settings: used by all of the above
 
 Imports go downwards:
 routes > responses > chat | ui > transfers > decision | files > encode > locality > request | routing

@@ -5,7 +5,7 @@ answer, else 1.
 import sys
 
 from triptych_common.runtime import run_service
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_gateway.memory import map_large_blocks
 from triptych_gateway.request.image_header import set_up_pillow
 from triptych_gateway.service import health_code, run
@@ -21,16 +21,7 @@ def main() -> None:
     setup_logging("gateway", settings.instance, settings.log_level)
     set_up_pillow(settings.max_image_pixels)
     map_large_blocks()
-    provider = setup_tracing(
-        "gateway",
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_protocol=settings.otlp_protocol,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        traces_max_age_s=settings.traces_max_age_s,
-        tail_sampling=settings.tail_sampling,
-    )
+    provider = setup_service_tracing("gateway", settings, settings.tail_sampling)
     try:
         run_service(lambda stop: run(settings, stop))
     finally:

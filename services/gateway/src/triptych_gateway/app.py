@@ -1,4 +1,4 @@
-"""The ASGI application of one gateway: what is forwarded, and a FastAPI application for all else."""
+"""ASGI application of one gateway: forwarded paths, and a FastAPI application for all others."""
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -19,7 +19,7 @@ from triptych_gateway.ui.system_view import SystemView
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Routes and error format around a running `gateway` (see `run_gateway`)."""
+    """Build routes and error format around a running `gateway` (see `run_gateway`)."""
     app = FastAPI(
         title="Triptych gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )

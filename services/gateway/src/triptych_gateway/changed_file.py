@@ -1,6 +1,6 @@
-"""A file that is read again when it has changed: written, replaced, or a link to it leads elsewhere.
+"""File that is read again when it was written or replaced, or a link to it leads elsewhere.
 
-The latter is how Kubernetes exchanges secrets and config maps.
+Kubernetes exchanges secrets and config maps by such links.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ _Mark = tuple[int, ...] | None  # of one state of the file; None: it is not ther
 
 
 class ChangedFile(Generic[Content]):
-    """Blocks on the disk: for a thread."""
+    """Reader of one file; blocks on the disk, so it runs in a thread."""
 
     def __init__(self, path: Path, read: Callable[[Path], Content]) -> None:
-        """`read` raises an error whose cause is an OSError where the file may be readable later."""
+        """Store the reader, whose error has an OSError as cause if the file may be readable later."""
         self.path = path
         self._read = read
         self._seen: _Mark = ()  # of no file: the first look reads it, since it may have changed at the start
 
     def try_read(self) -> Content | None:
-        """None: it is as it was, usable or not. Raises what `read` raises."""
+        """Return the new content, or None without a change. Raises what `read` raises."""
         mark = _mark_of(self.path)
         if mark == self._seen:
             return None
@@ -35,7 +35,7 @@ class ChangedFile(Generic[Content]):
 
 
 def _mark_of(path: Path) -> _Mark:
-    """Follows links."""
+    """Return the mark of the file behind links, or None."""
     try:
         info = path.stat()
     except OSError:

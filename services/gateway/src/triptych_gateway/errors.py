@@ -63,7 +63,7 @@ def model_not_found(model: str) -> RequestError:
 
 
 def error_body(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> bytes:
-    """As JSON."""
+    """Return the error as JSON in the format of `form`."""
     if form is not ChatForm.MESSAGES:
         return orjson.dumps(error.body())
     status = error.status_code
@@ -93,7 +93,7 @@ def error_response(
 
 
 def _path_of(request: Request) -> str:
-    """As it was requested. `Request.url` cannot be had with every Host header."""
+    """Return the requested path. `Request.url` fails for some Host headers."""
     return str(request.scope["path"])[:MAX_PATH_CHARS]
 
 
@@ -126,7 +126,7 @@ async def _on_unexpected(request: Request, error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every error of `app`, framework errors included, in OpenAI's format, or in that of its path."""
+    """Send every error of `app`, framework errors included, in OpenAI's format or its path's."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(BusUnavailableError, _on_bus_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -1,4 +1,4 @@
-"""The parts of one running gateway: built, with their tasks, and closed at the end."""
+"""Parts of one running gateway: built, with their tasks, and closed at the end."""
 
 import asyncio
 import time
@@ -91,7 +91,7 @@ class Gateway:
 
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    """A gateway with its tasks running, registered; all of it ended when the block ends.
+    """Run a registered gateway with its tasks until the block ends.
 
     Results are taken until then, so end the block after the last request.
 
@@ -206,7 +206,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """The background tasks. A task that fails cancels the block: the service ends, and is restarted."""
+    """Run background tasks. A task that fails cancels the block: the service ends and is restarted."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         try:
@@ -236,7 +236,7 @@ async def _read_results(
     decisions: EncodeDecisions,
     recents: RecentRequests | None,
 ) -> None:
-    """What encoders, prefill_decode instances and fabric agents send to this gateway. Never returns."""
+    """Handle messages of encoders, prefill_decode instances and fabric agents, for ever."""
     async with bus.consumer(
         bus.names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
     ) as consumer:

@@ -1,4 +1,4 @@
-"""Parts of a gateway that follow from its settings, and start nothing."""
+"""Parts of a gateway that depend on its settings alone and start nothing."""
 
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +43,7 @@ from triptych_gateway.transfers.transfer_orders import TransferOrders
 def file_watches(
     settings: GatewaySettings, api_keys: ApiKeys, models: ServedModels, threads: ThreadPoolExecutor
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """Of files that may change."""
+    """Yield the watches of files that may change."""
     if settings.api_keys_file is not None:
         yield ApiKeysWatch(settings.api_keys_file, api_keys, settings.api_keys_check_s, threads).run()
     if settings.models_file is not None:
@@ -62,7 +62,7 @@ def encode_ahead(
     view: RegistryView,
     metrics: GatewayMetrics,
 ) -> EncodeAhead | None:
-    """None: no encode is ordered before a request needs it."""
+    """Return the encoder of uploads ahead of requests, or None if that is off."""
     if not settings.files_encode_ahead or settings.encode_decision == "local":
         return None
     return EncodeAhead(
@@ -84,7 +84,7 @@ def file_service(
     list_threads: ThreadPoolExecutor,
     metrics: GatewayMetrics,
 ) -> FileService | None:
-    """None: no directory is named."""
+    """Return the service of uploaded files, or None without a directory."""
     if settings.files_dir is None:
         return None
     limits = FileLimits(
@@ -113,7 +113,7 @@ def transfer_orders(
     rates: LinkRates,
     metrics: GatewayMetrics,
 ) -> TransferOrders:
-    """The directory is bounded as the sizes are: both are of the items that were encoded of late."""
+    """Build the transfer orders, with a directory bounded as the sizes: both have recent items."""
     directory = EntryDirectory(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
     return TransferOrders(
         bus=bus,

@@ -31,7 +31,7 @@ MAX_UNREAD_BYTES = 64 << 20
 
 
 class _Place(Enum):
-    """Where the next byte belongs, as the parser finds it."""
+    """Place of the next byte, as the parser finds it."""
 
     BETWEEN = auto()  # empty lines, which a client may send before a request
     HEAD = auto()
@@ -39,7 +39,7 @@ class _Place(Enum):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. `bounded_protocol` makes the class that has the bounds."""
+    """Protocol of one connection. `bounded_protocol` makes the class with its bounds."""
 
     max_header_bytes: int
     header_timeout_s: float
@@ -117,7 +117,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._num_unread += len(body)
             if self._num_unread > MAX_UNREAD_BYTES:
                 self.refusals.info(
-                    "connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES
+                    "connection closed: the body continues after its answer", limit=MAX_UNREAD_BYTES
                 )
                 self.transport.close()
                 return
@@ -153,7 +153,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self.write_timeout_s, self._on_not_read, num_left)
 
     def _on_not_read(self, num_left: int) -> None:
-        """Closed at once, with what the client has not taken: its request ends as if it had gone away.
+        """Close the connection of a client that reads nothing: its request ends as if it had gone away.
 
         Args:
             num_left: bytes that waited for the client when the timer was set.
@@ -171,7 +171,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # ---- idle connections -------------------------------------------------------------------------
     def close_idle(self) -> None:
-        """Too many are idle. Its socket is free at once: nothing that it has not sent is waited for."""
+        """Close this idle connection at once, without waiting for unsent bytes."""
         self.refusals.info("connection closed: too many are idle", place=self._place.name)
         self.transport.abort()
 
@@ -190,7 +190,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _keep_watch(self) -> None:
-        """Nothing is being answered: let one timer run."""
+        """Let one timer run while nothing is being answered."""
         if self._place is _Place.BETWEEN and not self._num_read:
             if self._timer is None and self.timeout_keep_alive_task is None:
                 self.timeout_keep_alive_task = self.loop.call_later(
@@ -202,7 +202,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def _fits_head(self, num_bytes: int) -> bool:
-        """Whether so many bytes more may belong to the head. Refuses the request if not."""
+        """Return whether the head may have `num_bytes` more; refuse the request if not."""
         if self.transport.is_closing():
             return False
         self._num_head += num_bytes
@@ -219,11 +219,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(RequestError(431, "headers_too_large", message))
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what is no HTTP."""
+        """Send uvicorn's answer to bytes that are no HTTP."""
         self._refuse(RequestError(400, "invalid_http", msg))
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer and close; without an answer where it would stand within another one."""
+        """Answer and close, without an answer if one has begun."""
         if self.transport.is_closing():
             return
         self._stop_timer()
@@ -253,17 +253,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
-            self.refusals.info("connection closed: nothing complete came in time", place=self._place.name)
+            self.refusals.info("connection closed: no complete request in time", place=self._place.name)
             self.transport.close()
 
 
 def bounded_protocol(
     max_bytes: int, timeout_s: float, answer_timeout_s: float, max_idle: int | None = None
 ) -> type[BoundedHttpProtocol]:
-    """The protocol with these bounds, as uvicorn takes it: a class, for one listener.
+    """Return the protocol class with these bounds, for one uvicorn listener.
 
     Args:
-        answer_timeout_s: how long a client may take nothing of its answer.
+        answer_timeout_s: seconds for which a client may read nothing of its answer.
         max_idle: connections without a request; None: any number.
     """
 
@@ -278,7 +278,7 @@ def bounded_protocol(
 
 
 def _bound_unsent(transport: asyncio.Transport, timeout_s: float) -> None:
-    """Also where the answer has ended: the system gives up what is not taken for so long."""
+    """Have the system end a connection whose bytes are not taken in time, also after the answer."""
     sock = transport.get_extra_info("socket")
     if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))

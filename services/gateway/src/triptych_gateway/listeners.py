@@ -1,4 +1,4 @@
-"""What each of the gateway's ports serves, and how: callers' port, perhaps with TLS, and an internal one.
+"""Listeners: paths and options of the callers' port, perhaps with TLS, and of the internal port.
 
 Where there is no internal port, the callers' serves all. Where there is one, neither serves what is the
 other's: the internal port knows no TLS and no proxies, and is not to be reached by callers.
@@ -30,7 +30,7 @@ class TlsFilesError(TriptychError):
 
 
 class ServedPaths:
-    """ASGI application that serves a part of `app`'s paths: what is no caller's, or all else."""
+    """ASGI application that serves a part of `app`'s paths: the internal ones, or all others."""
 
     def __init__(self, app: ASGIApp, *, internal: bool) -> None:
         self._app = app
@@ -51,14 +51,14 @@ class ServedPaths:
 
 
 def protocol_of(settings: GatewaySettings, max_idle: int | None = None) -> type[BoundedHttpProtocol]:
-    """With the bounds of `settings`. `max_idle`: connections without a request; None: any number."""
+    """Return the protocol class with the bounds of `settings`; `max_idle` None is no bound."""
     return bounded_protocol(
         settings.max_header_bytes, settings.header_timeout_s, settings.chunk_timeout_s, max_idle
     )
 
 
 def check_tls_files(settings: GatewaySettings) -> None:
-    """Before anything is started.
+    """Check the TLS files before anything is started.
 
     Raises:
         TlsFilesError: callers cannot be served by HTTPS.
@@ -75,7 +75,7 @@ def check_tls_files(settings: GatewaySettings) -> None:
 
 
 def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLimits) -> uvicorn.Config:
-    """Of the server for callers."""
+    """Return the configuration of the server for callers."""
     config = _config(
         app if settings.internal_port is None else ServedPaths(app, internal=False),
         settings,
@@ -93,7 +93,7 @@ def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLi
 
 
 def internal_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
-    """Of the server for encoders, health checks and scrapes."""
+    """Return the configuration of the server for encoders, health checks and scrapes."""
     return _config(ServedPaths(app, internal=True), settings, protocol_of(settings), proxies=[])
 
 
@@ -117,7 +117,7 @@ def _config(
 
 
 def _proxies(settings: GatewaySettings) -> list[str]:
-    """An IPv4 network in both forms: a socket for IPv6 and IPv4 shows addresses in the longer one."""
+    """Return the proxies' networks; IPv4 ones in both forms, since a socket for both shows the longer."""
     networks = settings.forwarded_allow_ips
     mapped = [
         f"::ffff:{each.network_address}/{_MAPPED_BITS + each.prefixlen}"

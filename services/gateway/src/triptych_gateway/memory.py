@@ -1,4 +1,4 @@
-"""Where the C library takes large blocks from: from the system, each by itself, and back to it at once.
+"""Memory: the C library takes each large block from the system and returns it at once.
 
 By itself glibc begins to keep them among small ones when the first has been given back. Media that grow side
 by side are then copied again and again, on the event loop, and leave holes: 25 uploads of 20 MiB took 687 to
@@ -13,7 +13,7 @@ _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 
 def map_large_blocks() -> None:
-    """For this process, from now on. Nothing where the C library has no such option."""
+    """Set the threshold for this process, if the C library has such an option."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MIN_BLOCK_BYTES)

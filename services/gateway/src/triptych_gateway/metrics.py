@@ -1,4 +1,4 @@
-"""Metrics of the gateway (`GET /metrics`; `docs/metrics.md`). No label has a text that a caller chose."""
+"""Metrics of the gateway (`GET /metrics`; `docs/reference/metrics.md`). No label holds text of a caller."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from triptych_common.telemetry.plain_histogram import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
-MAX_VERSIONS = 64  # likewise, over all models
+MAX_VERSIONS = 64  # over all models
 LATENCY_LABELS = ("route", "model", "modality")
 SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -28,7 +28,7 @@ REQUEST_BUCKETS_S = (
 
 @dataclass(frozen=True, slots=True)
 class LatencySeries:
-    """The series of one route, model and modality."""
+    """Series of one route, model and modality."""
 
     first_token_s: PlainSeries
     inter_token_s: PlainSeries
@@ -37,7 +37,7 @@ class LatencySeries:
 
 
 class LatencyMetrics:
-    """What callers wait for, in vLLM's names."""
+    """Latencies of callers, by vLLM's names."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._first_token_s = metrics.plain_histogram(
@@ -68,7 +68,7 @@ class LatencyMetrics:
         self._models: set[str] = set()
 
     def of(self, route: str, model: str, modality: str) -> LatencySeries:
-        """`model`: of the instance that answers; `route` and `modality`: of fixed lists."""
+        """Return the series of a listed `route` and `modality`, and the answering instance's `model`."""
         key = (route, self._bounded(model), modality)
         known = self._known.get(key)
         if known is None:
@@ -89,7 +89,7 @@ class LatencyMetrics:
 
 
 class VersionMetrics:
-    """Which versions of a model answer."""
+    """Counts of the model versions that answer."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._answers = metrics.counter(
@@ -100,7 +100,7 @@ class VersionMetrics:
         self._known: set[tuple[str, str]] = set()
 
     def count(self, model: str, version: str, reason: str) -> None:
-        """`model`, `version`: of the instance; `reason`: of a fixed list."""
+        """Count an answer; `model` and `version` are the instance's, `reason` is from a fixed list."""
         if (model, version) not in self._known:
             if len(self._known) >= MAX_VERSIONS:
                 model, version = OTHER, OTHER
@@ -109,7 +109,7 @@ class VersionMetrics:
 
 
 class GatewayMetrics:
-    """One object per app, with a registry of its own."""
+    """Metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
@@ -236,7 +236,7 @@ class GatewayMetrics:
         )
 
     def _count_streams(self) -> None:
-        """Set by `encode.stream_lags`, for a scrape."""
+        """Create the gauges of streams, which `encode.stream_lags` sets at a scrape."""
         self.redis_up = self.metrics.gauge(
             "gateway_redis_up", "Redis answered for this scrape: 1; if not, the streams' figures are missing"
         )
@@ -268,7 +268,7 @@ class GatewayMetrics:
         )
 
     def forget_streams(self) -> None:
-        """What was read before holds no more: namespaces come and go."""
+        """Clear the values of streams: namespaces come and go."""
         for gauge in (self.jobs_waiting, self.jobs_pending, self.oldest_job_s):
             gauge.clear()
         for gauge in (self.results_waiting, self.dead_letters):

@@ -1,4 +1,4 @@
-"""How many files this process may have open, and what they are for: sockets are files.
+"""Budget of open files of this process: sockets are files.
 
     limit = 2 for each request in flight | idle connections | connections accepted at once | others
 
@@ -23,14 +23,14 @@ IDLE_SHARE = 0.75  # of what is left of the limit; the rest is for connections a
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What the listener for callers may hold."""
+    """Connections that the listener for callers may hold."""
 
     max_idle: int
     backlog: int = BACKLOG
 
 
 def allow_open_files(max_requests: int, max_idle: int) -> ConnectionLimits:
-    """Raise this process' own limit as far as the system allows it. Return the connections that fit."""
+    """Raise this process's limit as far as the system allows, and return the connections that fit."""
     needed = PER_REQUEST * max_requests + OTHERS + max_idle + BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -47,14 +47,14 @@ def allow_open_files(max_requests: int, max_idle: int) -> ConnectionLimits:
 
 
 class IdleConnection(Protocol):
-    """A connection without a request that is being answered."""
+    """Connection without a request that is being answered."""
 
     def close_idle(self) -> None:
-        """End it at once."""
+        """Close the idle connection at once."""
 
 
 class IdleConnections:
-    """The idle connections of one listener. Beyond `max_idle` the oldest ends.
+    """Idle connections of one listener; beyond `max_idle` the oldest is closed.
 
     Connections that have had an answer are kept apart from those that no request has come on. The larger
     group gives way, so a flood of connections of one kind ends connections of that kind.
@@ -69,7 +69,7 @@ class IdleConnections:
         return len(self._new) + len(self._kept)
 
     def add(self, connection: IdleConnection, *, has_answered: bool) -> None:
-        """It is idle from now on."""
+        """Add a connection that is idle from now on."""
         group = self._kept if has_answered else self._new
         group[connection] = None
         if len(self) > self._max_idle:
@@ -79,6 +79,6 @@ class IdleConnections:
             oldest.close_idle()
 
     def discard(self, connection: IdleConnection) -> None:
-        """It has a request, or has ended."""
+        """Remove a connection that has a request, or has ended."""
         self._new.pop(connection, None)
         self._kept.pop(connection, None)

@@ -1,6 +1,6 @@
-"""Work that something else may end: a client that goes away, a deadline, an item's failure.
+"""Work that another event may end: a client that leaves, a deadline, an item's failure.
 
-`Guard` ends a block of its own task when it is told to; `race` runs a coroutine beside others that may raise.
+`Guard` ends a block of its own task on demand; `race` runs a coroutine beside others that may raise.
 Neither keeps what it raises: a failure's traceback holds frames, and these may hold a request's media.
 """
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None]) -> T:
-    """Result of `work`, unless a guard raises first; then `work` is cancelled and awaited.
+    """Return the result of `work`, unless a guard raises first; then `work` is cancelled and awaited.
 
     A guard that returns does not end the work. When both failed, the guard's exception is
     raised: it explains the work's. All tasks have ended when this returns or raises.
@@ -37,7 +37,7 @@ async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None])
 
 
 async def _settle(worker: asyncio.Task[Any], watchers: list[asyncio.Task[None]]) -> bool:
-    """Whether the work has ended well, before any guard raised. All tasks have ended then."""
+    """Return whether the work ended well before any guard raised. All tasks have ended then."""
     pending: set[asyncio.Future[Any]] = {worker, *watchers}
     try:
         while not worker.done() and not any(_failed(watcher) for watcher in watchers):
@@ -55,7 +55,7 @@ def _failed(task: asyncio.Future[Any]) -> bool:
 
 
 class Guard:
-    """A block that ends with an error as soon as `fail` is called; from anywhere on the event loop.
+    """Block that ends with an error as soon as `fail` is called, from anywhere on the event loop.
 
     Costs no task. As `asyncio.timeout`, it cancels the block's task and takes the cancellation back, so that
     it nests with timeouts, other guards, and cancellations from outside, which go on.
@@ -96,7 +96,7 @@ class Guard:
 
 
 class StepTimer:
-    """Fails a guard when one step of its block takes longer than `limit_s`.
+    """Timer that fails a guard when one step of its block takes longer than `limit_s`.
 
     One timer for all steps: it looks when it is due whether the step that it was set for still runs.
     """
@@ -110,13 +110,13 @@ class StepTimer:
         self._error: Callable[[], Exception] = TimeoutError
 
     def begin_step(self, error: Callable[[], Exception]) -> None:
-        """A step begins, and the one before has ended. `error`: what is raised when it takes too long."""
+        """Begin a step and end the one before; `error` makes the error for a step that takes too long."""
         self._until, self._error = self._loop.time() + self._limit_s, error
         if self._timer is None:
             self._timer = self._loop.call_at(self._until, self._on_due)
 
     def close(self) -> None:
-        """No step runs any more."""
+        """End the last step and the timer."""
         self._until = None
         if self._timer is not None:
             self._timer.cancel()
@@ -139,7 +139,7 @@ class StepTimer:
 
 
 class CutOff:
-    """Ends what still runs when the gateway waits for it no longer."""
+    """Switch that ends running requests when the gateway stops waiting for them."""
 
     def __init__(self) -> None:
         self._guards: set[Guard] = set()
@@ -153,7 +153,7 @@ class CutOff:
 
     @contextmanager
     def hold(self, guard: Guard) -> Iterator[None]:
-        """While the block runs, `set` ends it by `guard`."""
+        """Run the block until `set` ends it by `guard`."""
         if self._is_set:
             raise self._error()
         self._guards.add(guard)
@@ -163,4 +163,4 @@ class CutOff:
             self._guards.discard(guard)
 
     def _error(self) -> RequestError:
-        return unavailable("draining", "this gateway is going away; send the request again")
+        return unavailable("draining", "this gateway is shutting down; send the request again")

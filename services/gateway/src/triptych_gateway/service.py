@@ -1,4 +1,4 @@
-"""Run the gateway: uvicorn in this process, until asked to stop; then drain within a bound.
+"""Run the gateway: uvicorn in this process until a stop, then a bounded drain.
 
 `DrainGate` has the states. While it is leaving, `/health/ready` answers 503, and requests are still served,
 each answer with `Connection: close`. The listener goes on until the last request has ended: encoders fetch
@@ -31,7 +31,7 @@ HEALTH_TIMEOUT_S = 3.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `run_service` has them."""
+    """Server of uvicorn without its signal handlers: `run_service` has them."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +52,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
             servers.append(_Server(internal_config(gate, settings)))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, servers, stop))
-            gc.freeze()  # what is there now stays: a collection need not look through it while requests wait
+            gc.freeze()  # objects of the start stay: a collection need not visit them while requests wait
             log.info("gateway serves", host=settings.host, port=settings.port, tls=settings.has_tls)
             serving = [
                 group.create_task(server.serve(sockets=bound))

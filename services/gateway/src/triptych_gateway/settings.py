@@ -40,218 +40,268 @@ HostPattern = Annotated[
 
 
 class GatewaySettings(MediaSettings):
-    """Everything an operator can set."""
+    """Settings of the gateway, all that an operator can set."""
 
     config_section = "gateway"
 
     instance: str = "gateway-0"
+    """Name of this gateway, unique in the deployment; `{hostname}` in it is replaced by the host's name."""
     host: HostText = "127.0.0.1"
+    """Address to listen on: IPv4, IPv6 or a name. `0.0.0.0` is all of IPv4; `::` is all, IPv4 too."""
     port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes any free one."""
     advertise_url: BaseUrlText | None = None
-    """Base under which encoders reach this gateway for media; default: its own internal host and port."""
+    """Base URL at which encoders fetch media from this gateway. Not set: its internal host and port."""
     internal_port: int | None = Field(default=None, ge=0, le=65535)
-    """A second port, without TLS, for encoders, health checks and scrapes; the other one serves callers alone
-    then. None: one port serves all."""
+    """Second port, plain HTTP, for encoders, health checks and scrapes; `port` then serves callers alone. Not
+    set: `port` serves all of them."""
     internal_host: HostText | None = None
-    """Address that the internal port listens on. None: `host`."""
+    """Address that `internal_port` listens on and is announced by. Not set: `host`."""
     tls_cert_file: Path | None = None
-    """The certificate and its chain, PEM; callers are served by HTTPS then. Needs an `internal_port`."""
+    """PEM file of the certificate and its chain: callers are served by HTTPS. Needs `internal_port`."""
     tls_key_file: Path | None = None
-    """Its key; None: it stands in the same file."""
+    """PEM file of the certificate's key, without a passphrase. Not set: it is in `tls_cert_file`."""
     tls_client_ca_file: Path | None = None
-    """Callers must show a certificate of one of these authorities, PEM. None: none is asked for."""
+    """PEM file of authorities: callers must show a certificate of one of them. Not set: none is asked for."""
     forwarded_allow_ips: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count. Empty: no one's."""
+    """JSON list of the networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
+    """JSON list of API keys, plain or `sha256:{hex}`. Empty, without `api_keys_file`: no authentication."""
     api_keys_file: Path | None = None
-    """More keys, with names, tenants and limits (`triptych_gateway.access.api_keys_file`)."""
+    """TOML file of more API keys, with their names, tenants and limits. Not set: `api_keys` alone."""
     api_keys_check_s: PositiveFloat = 5.0
-    """How often it is looked at for a change."""
+    """Seconds between two checks of `api_keys_file` for a change."""
     limits_without_redis: Literal["open", "closed"] = "open"
-    """Requests of keys with limits that Redis cannot count. `open`: served uncounted; `closed`: 503."""
+    """Requests of keys with limits while Redis cannot count them: `open` serves them uncounted, `closed`
+    answers 503 `limits_unavailable`."""
     limits_timeout_s: PositiveFloat = 1.0
-    """For Redis to count one of them."""
+    """Seconds until the Redis call that counts a request against its key's limits is given up."""
     cors_origins: tuple[Origin, ...] = ()
-    """Web pages that may call the API from a browser, by origin, or `*`. Empty: none."""
+    """JSON list of origins whose web pages may call `/v1/…` from a browser, or `["*"]`. Empty: none."""
 
     models_file: Path | None = None
-    """Other names of models, and shares of their versions (`triptych_gateway.routing.models_file`)."""
+    """YAML file of further names of models, and of the shares of their versions. Not set: none."""
     models_check_s: PositiveFloat = 5.0
-    """How often it is looked at for a change."""
+    """Seconds between two checks of `models_file` for a change."""
     front_end_keys: tuple[str, ...] = ()
-    """Names of API keys whose requests may name versions and instances by header. Empty, and no
-    `front_end_networks`: no one's."""
+    """JSON list of the names of API keys whose requests may choose versions and instances by header."""
     front_end_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Likewise of peers in these networks."""
+    """JSON list of networks whose peers may choose versions and instances by header."""
 
     ui: bool = False
-    """Whether the page at `/ui` is served, and recent requests are kept in memory for it."""
+    """Serve the page at `/ui`, and keep ids, sizes and times of recent requests in memory for it."""
     ui_recent_requests: int = Field(default=200, ge=1, le=1000)
-    """That are kept, and shown."""
+    """Recent requests that are kept in memory and shown at `/ui`."""
     ui_listeners: int = Field(default=16, ge=1, le=1000)
-    """Pages that are open at once; more are refused with 429."""
+    """Pages at `/ui` that may be open at once; more are refused with 429."""
 
     trust_traceparent: bool = False
-    """Whether a caller's `traceparent` is taken: its request becomes part of the caller's trace, and is
-    sampled as that says. Off: each request is a trace of its own."""
+    """Take callers' `traceparent` and `tracestate`: a request joins its caller's trace and its sampling. Off:
+    each request is a trace of its own."""
     trust_traceparent_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Where there are any, of peers in these networks alone."""
+    """JSON list of networks: `traceparent` is taken from peers in them alone. Empty: from every peer."""
     traces_keep_errors: bool = True
-    """Keep the gateway's spans of a request that failed (5xx), also where its trace is not sampled."""
+    """Keep the gateway's spans of a request that failed with 5xx even if its trace is not sampled."""
     traces_keep_slow_ms: NonNegativeFloat = 0.0
-    """Likewise of one that took at least so long; 0: none for that."""
+    """Keep the gateway's spans of a request that took this many milliseconds even if its trace is not
+    sampled; 0: keep none for that."""
 
     drain_grace_s: NonNegativeFloat = 1.0
-    """How long requests are still taken after the stop was announced, until every balancer has noticed."""
+    """Seconds for which requests are still taken after `/health/ready` has turned 503; part of
+    `drain_timeout_s`, and longer than the interval of the balancer's checks."""
     max_requests_in_flight: PositiveInt = 256
+    """Requests that are served at once; more are refused with 429."""
     max_idle_connections: PositiveInt = 2048
-    """Callers' connections without a request that is being answered; beyond them the oldest is closed."""
+    """Callers' connections on which no request is being answered; beyond this the oldest is closed."""
     max_body_bytes: PositiveInt = 64 << 20
+    """Bytes of a request's body; a larger one is refused with 413."""
     max_answer_bytes: PositiveInt = 64 << 20
-    """Of one answer that is not streamed: it is held until it is whole."""
+    """Bytes of an answer that is not streamed, held until it is whole; larger: 413 `answer_too_large`."""
     max_prompt_bytes: PositiveInt = 4 << 20
-    """Of one body without its media: what is parsed here, and again by prefill_decode's own server."""
+    """Bytes of a request's body without the media in its `data:` URLs; larger: 413."""
     max_body_values: PositiveInt = 50_000
-    """JSON values in one body; counted before it is parsed."""
+    """JSON values in a request's body, counted before it is parsed; more: 400."""
     max_messages: PositiveInt = 2000
+    """Messages in one request; more: 400."""
     max_choices: PositiveInt = 128
-    """A request's `n`."""
+    """Choices of one request: its `n` times the number of its prompts; more: 400."""
     max_grammar_chars: PositiveInt = 64 << 10
-    """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters."""
+    """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters; more: 400
+    `grammar_too_complex`."""
     max_answer_tokens: PositiveInt = 262_144
-    """Tokens of all choices of one request together, where it asks for several; an answer without a named
-    limit counts 8,192."""
+    """Tokens of all choices of one request that asks for several: choices times `max_tokens`, or times 8,192
+    where the request sets none; more: 400."""
     max_logprobs: PositiveInt = 250_000
-    """Log probabilities of one request: of all tokens of its answers, and of its prompts."""
+    """Log probabilities of one request, of all tokens of its answers and prompts; more: 400."""
     max_header_bytes: PositiveInt = 64 << 10
-    """Of a request's line and headers together, and of what frames its body."""
+    """Bytes of a request's line and headers together, and of what frames its body; more: 431."""
     header_timeout_s: PositiveFloat = 10.0
+    """Seconds for a caller to send a request's line and headers; then 408. A body may go on for as long after
+    its answer."""
     max_media_in_flight_bytes: PositiveInt = 1 << 30
+    """Bytes of all bodies and media held at once, as far as they have arrived; more: 429 `too_much_media`."""
     max_items: PositiveInt = 16
+    """Media items in one request; more: 400."""
     max_item_bytes: PositiveInt = 20 << 20
+    """Bytes of one media item, decoded from base64 or fetched; larger: 413."""
     max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
+    """Pixels of an image, width times height, as its header says; larger: 413."""
     video_piece_rows: NonNegativeInt = 1024
-    """Of a video's rows, the fewest that a piece has, where the model's videos can be divided; 0: none is."""
+    """Fewest rows of a piece of a video, for models whose videos can be encoded in pieces; 0: none is
+    divided. Part of a video's identity: give all gateways the same."""
     fetch_urls: bool = True
-    """Whether media may be named by http(s) URL. Addresses that are not public are refused all the same."""
+    """Fetch media that requests name by http(s) URL, from public addresses. Off: 400
+    `remote_media_disabled`."""
     fetch_allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
+    """JSON list of the ports that media may be fetched from."""
     fetch_allowed_hosts: tuple[HostPattern, ...] = ()
-    """Exact names, or `*.example.org` for all below it. Where there are any, no others are asked."""
+    """JSON list of hosts that media may be fetched from: exact, or `*.example.org` for all below it, in
+    ASCII. Empty: all hosts."""
     fetch_denied_hosts: tuple[HostPattern, ...] = ()
-    """Likewise; they win."""
+    """JSON list of hosts that media are never fetched from; overrides `fetch_allowed_hosts`."""
     fetch_allowed_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks that may be connected to although they are not public."""
+    """JSON list of networks that media may be fetched from although they are not public, for all callers."""
     fetch_max_redirects: int = Field(default=3, ge=0)
+    """Redirects that are followed for one item; 0: none."""
     fetch_timeout_s: PositiveFloat = 15.0
-    """One item, over all its redirects and attempts, and the wait for a place."""
+    """Seconds to fetch one item, with all redirects and attempts and the wait for a free download."""
     fetch_connect_timeout_s: PositiveFloat = 3.0
+    """Seconds to look up a host's name, and to connect to one address."""
     fetch_chunk_timeout_s: PositiveFloat = 5.0
-    """For the answer's headers, and between two pieces of its body."""
+    """Seconds for the headers of a server's answer, and between two pieces of its body."""
     fetch_max_header_bytes: int = Field(default=16 << 10, ge=1024)
-    """Of an answer."""
+    """Bytes of the headers of a server's answer; more: the fetch fails."""
     fetch_max_attempts: PositiveInt = 3
+    """Attempts to fetch one item; 1: nothing is retried."""
     fetch_max_in_flight: PositiveInt = 64
+    """Downloads that run at once; the others wait."""
     fetch_max_per_host: PositiveInt = 8
+    """Downloads from one host that run at once; the others wait."""
     fetch_cache_bytes: int = Field(default=64 << 20, ge=0)
-    """Answers that their servers allow to use again; 0: none are kept."""
+    """Bytes of fetched media kept in memory, where their servers allow it; 0: none are kept."""
     fetch_ca_file: Path | None = None
-    """Authorities that are trusted besides the system's, PEM."""
+    """PEM file of authorities trusted besides the system's for https URLs. Not set: the system's alone."""
     fetch_proxy: SecretStr | None = None
-    """An HTTP proxy for all of it, which looks up names itself: it must refuse what is not public."""
+    """URL of an HTTP proxy for all fetches; it looks up names itself, so it must refuse what is not public.
+    Not set: none is used, and none of the environment."""
     fetch_file_root: AbsolutePath | None = None
-    """Where `file://` URLs may point into. None: no file is read."""
+    """Absolute path of a folder whose files all callers may name by `file://` URL. Not set: no file is read.
+    """
     files_dir: AbsolutePath | None = None
-    """Where uploaded files are kept; private to the user. None: `/v1/files` is not served."""
+    """Absolute path of the folder of uploaded files; made with mode 0700, and refused if others can read it.
+    Gateways may share it. Not set: `/v1/files` is not served."""
     files_max_file_bytes: PositiveInt = 20 << 20
-    """No more than `max_item_bytes`, whatever stands here."""
+    """Bytes of one uploaded file; larger, or larger than `max_item_bytes`: 413."""
     files_max_bytes: PositiveInt = 10 << 30
-    """Of all files together, and of uploads under way."""
+    """Bytes of all uploaded files, with uploads under way; more: 503."""
     files_max_files: PositiveInt = 10_000
+    """Number of all uploaded files; more: 503."""
     files_max_key_bytes: PositiveInt = 1 << 30
-    """Of one API key's files."""
+    """Bytes of all files of one API key; more: 403."""
     files_max_key_files: PositiveInt = 1000
+    """Number of files of one API key; more: 403."""
     files_lifetime_s: PositiveInt = 7 * 86_400
-    """From a file's upload until it expires, unless the upload says otherwise."""
+    """Seconds from a file's upload until it expires, unless the upload names another time."""
     files_max_lifetime_s: PositiveInt = 30 * 86_400
+    """Longest lifetime in seconds that an upload may name; not less than `files_lifetime_s`."""
     files_upload_timeout_s: PositiveFloat = 300.0
-    """For a whole upload. No piece of it may take longer than `body_timeout_s`."""
+    """Seconds for a whole upload; then 408. Each piece of it has `body_timeout_s`."""
     files_max_uploads: PositiveInt = 8
-    """At once; more are refused with 429."""
+    """Uploads that run at once; more are refused with 429."""
     files_encode_ahead: bool = True
-    """Whether a file is encoded before a request names it, when encoders have nothing else to do."""
+    """Encode an uploaded file before a request names it, while encoders are idle."""
     responses_ttl_s: PositiveInt = 6 * 3600
-    """How long a stored response is found, where instances store them."""
+    """Seconds for which a stored response can be found, where instances store responses."""
     responses_image_bytes: int = Field(default=64 << 20, ge=0)
-    """Of stored responses' images, kept for requests that go on from them; the oldest go first."""
+    """Bytes of stored responses' images kept in memory for requests that continue them; the least recently
+    used are dropped."""
     placeholder_tokens: tuple[str, ...] = ()
-    """Tokens that no text may contain, besides those that stand for media in the model's prompts."""
+    """JSON list of tokens that no text of a request may contain, besides the placeholders of the model."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
-    """Media up to this size travel inside the job; larger ones are fetched from the gateway."""
+    """Bytes up to which media travel inside the encode job; encoders fetch larger ones from the gateway."""
     max_media_sends: PositiveInt = 32
-    """Media that encoders fetch at once; the others wait their turn."""
+    """Media that encoders fetch from this gateway at once; the others wait in order."""
     max_queued_jobs: PositiveInt = 1000
-    """Encodes that wait here; with more, flows that have more than their part are refused with 429."""
-
+    """Encode jobs of one namespace that wait at this gateway; beyond this, requests of keys or tenants that
+    exceed their share of the queue are refused with 429."""
     max_queue_age_s: PositiveFloat = 30.0
-    """Likewise a request whose encodes would wait longer, as predicted, or a flow whose oldest one did."""
+    """Seconds that an encode job may wait, as predicted or measured for its key or tenant; longer: 429."""
     flight_check_s: PositiveFloat = 2.0
-    """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
+    """Seconds between two checks of unanswered jobs in Redis; jobs that Redis has lost are sent again."""
     link_bytes_per_s: PositiveFloat = 125_000_000.0
-    """Of a link between two hosts' stores, until its transfers are measured. 1 Gbit/s."""
+    """Bytes per second assumed for the link between two hosts' stores until its transfers are measured."""
     link_round_trip_s: PositiveFloat = 0.001
-    """Likewise, what a transfer takes besides its bytes."""
-
+    """Seconds assumed for a transfer between two hosts besides its bytes, until transfers are measured."""
     max_transfer_attempts: PositiveInt = 3
-    """Transfers of one item to one store, between hosts, until the request fails."""
+    """Transfers of one item to the store of one instance before its requests fail; with several stores."""
     transfer_grace_s: PositiveFloat = 2.0
-    """Beyond three times what a transfer is predicted to take; an agent that is silent then has failed."""
+    """Seconds beyond three times a transfer's predicted duration after which a silent fabric agent has failed
+    it."""
 
     first_token_timeout_s: PositiveFloat = 60.0
+    """Seconds from a request's arrival to the first event of its stream, and for any request to get the sizes
+    and tensors of its media."""
     request_timeout_s: PositiveFloat = 600.0
+    """Seconds for a whole request."""
     body_timeout_s: PositiveFloat = 30.0
+    """Seconds for a caller to send a request's body; then 408."""
     body_piece_timeout_s: PositiveFloat = 10.0
-    """Between two pieces of a body."""
+    """Seconds between two pieces of a request's body; then 408."""
     chunk_timeout_s: PositiveFloat = 60.0
+    """Seconds between two events of a stream, and for which a caller may read nothing of its answer before
+    the gateway closes the connection."""
     connect_timeout_s: PositiveFloat = 2.0
+    """Seconds to connect to a prefill_decode instance."""
     publish_timeout_s: PositiveFloat = 5.0
+    """Seconds to publish one encode job, and to look up sizes in Redis."""
     encoder_grace_s: PositiveFloat = 5.0
-    """How long an image request waits for an encoder to appear in the registry before 503."""
+    """Seconds that a request with media waits for an encoder to appear in the registry; then 503."""
     local_encode_after_s: PositiveFloat = 15.0
-    """Time since a request's media were taken after which encoders that have not delivered are given up,
-    if an instance with a vision tower is registered: it gets the whole request."""
+    """Seconds after which encoders that have not delivered a request's items are given up, and an instance
+    with a vision tower gets the whole request, if one is registered."""
     encode_decision: Literal["auto", "remote", "local"] = "remote"
-    """Whose encode a request's media get, where an instance with a vision tower is registered. `remote`: the
-    encoders'; the instance's when they fail. `auto`: the one that is predicted to be there sooner. `local`:
-    the instance's."""
+    """Process that encodes, where an instance with a vision tower is registered: `remote`, an encoder, or the
+    instance if encoders fail; `auto`, the one predicted to finish sooner; `local`, the instance."""
     encode_override: Literal["none", "operators", "all"] = "none"
-    """Whose requests may say that themselves, by the header X-Triptych-Encode."""
+    """Callers whose requests may override `encode_decision` by the header `X-Triptych-Encode`; `operators`
+    are the API keys with `operator = true`."""
     instance_grace_s: PositiveFloat = 5.0
-    """How long a request waits for an instance to come back that served its model before; then 503."""
+    """Seconds that a request waits for an instance that served its model before to return; then 503."""
 
     max_encode_attempts: PositiveInt = 2
+    """Encode jobs published for one item, by all gateways together, before its requests fail."""
     max_dispatch_attempts: PositiveInt = 2
+    """Instances tried for one request; with disaggregated prefill and decode, failed instances and failed
+    handovers are counted apart."""
     resend_to_last_instance: bool = False
-    """Whether a request is sent again although only one instance of its model is left, after another one
-    ended while it had the request. Such a request may then end all instances. Others are never sent to more
-    than two."""
+    """Send a request again to the last instance of its model after another one ended while it had the
+    request. One request may then end all instances; otherwise it is never sent to more than two."""
     suspect_s: PositiveFloat = 2.0
-    """A prefill_decode that could not be reached is avoided this long."""
+    """Seconds for which an instance that could not be reached is avoided, unless it is the only one."""
     routing_file: Path | None = None
-    """How instances are chosen, by stage: weights of scorers, filters, picker (YAML); read at the start."""
+    """YAML file of how instances are chosen at each stage: scorers and their weights, filters, picker; read
+    at the start. Not set: the default of each stage."""
     registry_interval_s: PositiveFloat = 0.5
+    """Seconds between two reads of the registry of instances."""
     sizes_cache_items: PositiveInt = 10_000
+    """Items whose placeholder sizes this gateway keeps in memory."""
     sizes_redis_items: PositiveInt = 30_000
-    """Items whose placeholder sizes Redis keeps, for all gateways together; the oldest go first."""
+    """Items whose placeholder sizes, and with several stores whose locations, Redis keeps for all gateways;
+    the oldest are dropped. Give all gateways the same."""
     sizes_ttl_s: PositiveInt = 86_400
-    """How long those in Redis stay after the last one was written."""
+    """Seconds for which placeholder sizes stay in Redis after the last one was written."""
     num_publishers: PositiveInt = 4
+    """Encode jobs that are published at once."""
     tokenize_timeout_s: PositiveFloat = 2.0
-    """For prefill_decode to count the tokens of a text that may be too long."""
+    """Seconds for prefill_decode to count the tokens of a text that may be too long; then the request is
+    served uncounted."""
     num_body_threads: PositiveInt = 2
+    """Threads that parse large texts and reassemble bodies."""
     num_media_threads: PositiveInt = 2
+    """Threads that read files and image headers, hash media, and decode base64 that was not decoded on
+    arrival."""
     num_file_threads: PositiveInt = 2
-    """For uploads; as many again read files, and as many again look at many of them."""
+    """Threads that write uploads; as many again read uploaded files, and as many list and remove them."""
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:  # noqa: N804 - pydantic calls it on the model
@@ -274,7 +324,7 @@ class GatewaySettings(MediaSettings):
 
     @property
     def tail_sampling(self) -> TailSampling:
-        """What is kept of requests that are not sampled."""
+        """Rules for keeping spans of requests that are not sampled."""
         return TailSampling(self.traces_keep_errors, self.traces_keep_slow_ms)
 
     @property
@@ -291,7 +341,7 @@ class GatewaySettings(MediaSettings):
 
     @property
     def media_base_url(self) -> str:
-        """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
+        """Base URL at which encoders fetch media: `advertise_url`, or this address with a host name."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
         host, port = self.addresses[-1]  # without TLS; serves what is no caller's
@@ -299,10 +349,10 @@ class GatewaySettings(MediaSettings):
 
     @property
     def local_url(self) -> str:
-        """Where this machine reaches the gateway, for what is no caller's."""
+        """URL of the gateway on this machine, for requests that are no caller's."""
         return self.local_urls[0]
 
     @property
     def local_urls(self) -> tuple[str, ...]:
-        """Where it may be reached from this machine (health check): one that answers is enough."""
+        """URLs of the gateway on this machine (health check): one that answers is enough."""
         return local_urls(*self.addresses[-1])

@@ -1,10 +1,10 @@
 """The HTTP client for prefill_decode: one write per request, connections kept in a table per instance.
 
-No redirects, no cookies, no proxies, no decompression. Of an answer that is not read no more than twice
-`READ_AHEAD_BYTES` are taken in; a connection that is given up is aborted, with whatever it has not sent.
+No redirects, no cookies, no proxies, no decompression. At most twice `READ_AHEAD_BYTES` of an unread answer
+are buffered; a connection that is given up is aborted, with whatever it has not sent.
 
 A connection whose answer is 5xx is not kept: uvicorn closes it a moment later where the application raised.
-A kept connection may be closed by its server just as the next request is written to it. That request is sent
+A kept connection may be closed by its server just as the next request is written to it. The request is sent
 once more, to the same instance on a new connection. If the instance refuses that one, it has ended, perhaps
 because of the request: the first failure is raised.
 """
@@ -45,7 +45,7 @@ log = get_logger(__name__)
 KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 READ_AHEAD_BYTES = 64 << 10
 MAX_HEADER_BYTES = 16 << 10  # of an answer, for each line
-# What sending a request and reading its answer may raise; the last two where the URL is none.
+# Errors of sending a request and reading its answer; the last two for an invalid URL.
 UPSTREAM_ERRORS = (ClientError, HttpProcessingError, OSError, ValueError)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _CLOSED_BY_PEER = frozenset({errno.ECONNRESET, errno.EPIPE})
@@ -74,11 +74,12 @@ _sending: ContextVar[_Sending | None] = ContextVar("sending", default=None)  # o
 
 
 def new_client(connect_timeout_s: float, write_timeout_s: float) -> ClientSession:
-    """One per gateway. `RequestLimiter` bounds the connections; deadlines bound the first chunk.
+    """Return the client of one gateway. `RequestLimiter` bounds the connections; deadlines bound the first
+    chunk.
 
     Args:
-        connect_timeout_s: for the name and the connection.
-        write_timeout_s: an instance that takes nothing of a request for so long is given up.
+        connect_timeout_s: seconds to look up the name and to connect.
+        write_timeout_s: seconds after which an instance that reads nothing of a request is given up.
     """
     return ClientSession(
         connector=_Connector(write_timeout_s),

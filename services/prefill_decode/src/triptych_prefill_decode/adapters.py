@@ -1,9 +1,9 @@
-"""LoRA adapters: their names are in the instance's record, so gateways send it requests that name one.
+"""LoRA adapters, announced in the instance's record, so that gateways send it requests that name one.
 
-    loaded at the start (`--lora-modules`), loaded or unloaded later --> table --changed--> record
+loaded at the start (`--lora-modules`), loaded or unloaded later --> table --changed--> record
 
 vLLM loads them at run time where `VLLM_ALLOW_RUNTIME_LORA_UPDATING` is set, by requests to this instance's
-own port. Nothing asks for the names again and again: vLLM keeps them in a table, and that is ours.
+own port. Nothing polls the names: vLLM keeps them in a table, which `AdapterTable` replaces.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class AdapterTable(dict[str, Any]):
-    """vLLM's `LoRARequest`s by name; `changed` is set when one comes or goes."""
+    """vLLM's `LoRARequest`s by name; `changed` is set when one is added or removed."""
 
     def __init__(self, loaded: dict[str, Any]) -> None:
         super().__init__(loaded)
@@ -27,7 +27,7 @@ class AdapterTable(dict[str, Any]):
 
     @classmethod
     def of(cls, models: Any) -> "AdapterTable":
-        """In the place of the table that vLLM's `OpenAIServingModels` made."""
+        """Replace the table that vLLM's `OpenAIServingModels` made."""
         table = cls(models.lora_requests)
         models.lora_requests = table
         return table
@@ -42,7 +42,7 @@ class AdapterTable(dict[str, Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that can be announced."""
+        """Names that can be announced, limited in length and number."""
         fitting = sorted(name for name in self if 0 < len(name) <= MAX_ADAPTER_CHARS)[:MAX_ADAPTERS]
         if len(fitting) < len(self):
             log.warning("LoRA adapters not announced", num_adapters=len(self) - len(fitting))
@@ -50,7 +50,7 @@ class AdapterTable(dict[str, Any]):
 
 
 async def announce_adapters(table: AdapterTable, registration: Registration) -> None:
-    """Until cancelled: put what has changed into the instance's record."""
+    """Update the instance's record with each change, until cancelled."""
     while True:
         await table.changed.wait()
         table.changed.clear()

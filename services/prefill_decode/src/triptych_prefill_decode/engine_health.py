@@ -1,13 +1,68 @@
-"""Detects an engine that hangs: vLLM itself reports a dead engine only, and only when asked.
+"""Detects an engine that hangs, and answers for one that has died.
 
-Its host would go on: registered, chosen by every gateway, and each request would wait until its deadline.
+vLLM reports a dead engine only when asked, and a hanging one never: its host would stay registered and chosen
+by every gateway, and each request would wait until its deadline.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
-from triptych_common.domain.errors import TriptychError
+import orjson
+
+from triptych_common.domain.errors import RequestError, TriptychError
+from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
+from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+
+log = get_logger(__name__)
+
+
+class DeadEngineMiddleware:
+    """ASGI middleware that answers for a dead engine: 503, or a connection that breaks off.
+
+    vLLM's own answer, 500 or an error event with `[DONE]`, hides that the engine has died. As long as no
+    token is out, another instance can serve the request. The code tells the gateway whether the request may
+    be at fault: `engine_died` if the engine died while it had the request, `engine_dead` if it had died
+    before.
+
+    Args:
+        app: the application.
+        is_dead: whether the engine is.
+    """
+
+    def __init__(self, app: AsgiApp, is_dead: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_dead = is_dead
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun, came_late = False, self._is_dead()
+
+        async def send_while_alive(message: Message) -> None:
+            nonlocal has_begun
+            if not self._is_dead():
+                has_begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive, send_while_alive)
+        except Exception as error:
+            if has_begun or not self._is_dead():
+                raise
+            log.info("request failed: engine dead", error=repr(error))
+        if not has_begun:
+            await _answer_dead(send, "engine_dead" if came_late else "engine_died")
+        # What has begun and was not ended breaks off: the server closes its connection.
+
+
+async def _answer_dead(send: Send, code: str) -> None:
+    body = orjson.dumps(RequestError(503, code, "the engine of this instance is dead").body())
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class EngineGoneError(TriptychError):

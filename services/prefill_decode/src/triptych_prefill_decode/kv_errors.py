@@ -1,13 +1,13 @@
-"""Answers of an instance that decodes, where a prompt's KV cache is not to be had: 503, with a code.
+"""Error answers of a decode instance that cannot get a prompt's KV cache: 503, with a code.
 
-Where the engine fails otherwise before it has put something out: 500 `generation_failed`.
+If the engine fails otherwise before any output: 500 `generation_failed`.
 
 vLLM would answer 500, or end a stream that has begun with an error event. Neither says that the request can
-be prefilled again. So what vLLM's application sends of an answer is held back until the engine has put out
-something for the request, and replaced if that is such an error.
+be prefilled again. So the answer is held back until the engine has put out something for the request, and
+replaced if that is such an error.
 
 A request that is refused before the engine is asked names a KV cache that its owner keeps for it: the engine
-tells the owner to free it. vLLM does so for what it refuses itself, but not for a body that is not valid.
+tells the owner to free it. vLLM does so for what it refuses itself, but not for an invalid body.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _REFUSALS = (ValueError, VLLMClientError, GracefulHTTPError)  # of the request: 
 
 @dataclass
 class AnswerState:
-    """Of one HTTP request."""
+    """State of one HTTP request's answer."""
 
     is_asked: bool = False  # the engine has the request
     body: list[bytes] = field(default_factory=list)  # as it came, until then
@@ -50,7 +50,7 @@ _state: ContextVar[AnswerState | None] = ContextVar("_state", default=None)
 
 
 def note_failures(generate: Generate) -> Generate:
-    """`generate` of vLLM's engine client, which notes the end of requests without their KV cache."""
+    """Wrap `generate` of vLLM's engine client to record requests that end without their KV cache."""
 
     async def generate_noting(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         state = _state.get() or AnswerState()
@@ -81,7 +81,7 @@ def note_failures(generate: Generate) -> Generate:
 
 
 def failure_of(output: Any) -> KvFailure | None:
-    """Of vLLM's `RequestOutput`: why one of its choices was ended, if it was for that."""
+    """KV failure that ended a choice of vLLM's `RequestOutput`; None if none did."""
     for choice in output.outputs:
         if choice.finish_reason == "error" and choice.stop_reason in _CODES:
             return KvFailure(choice.stop_reason)
@@ -89,7 +89,7 @@ def failure_of(output: Any) -> KvFailure | None:
 
 
 def _has_failed(output: Any) -> bool:
-    """The engine has ended one of the choices, for whatever reason."""
+    """True if the engine has ended one of the choices with an error."""
     return any(choice.finish_reason == "error" for choice in output.outputs)
 
 
@@ -99,7 +99,7 @@ def _engine_failed() -> RequestError:
 
 @dataclass
 class _HeldAnswer:
-    """What the application sends before it is known how the request begins."""
+    """Messages of the application, held until the outcome of the request's start is known."""
 
     state: AnswerState
     send: Send
@@ -109,7 +109,7 @@ class _HeldAnswer:
     is_replaced: bool = False
 
     async def replace(self) -> bool:
-        """Whether the failure is the answer; it is sent once."""
+        """True if the failure is the answer, which is sent once."""
         if self.is_replaced:
             return True
         if self.state.failure is None or self.is_passing:
@@ -127,7 +127,7 @@ class _HeldAnswer:
             await self.release()
 
     async def release(self) -> None:
-        """Of some answers the application shows nothing of the first output: they have begun all the same."""
+        """Pass on held messages, also for answers that show nothing of the first output."""
         self.is_passing = True
         async with self.sending:
             while self.held:
@@ -135,10 +135,10 @@ class _HeldAnswer:
 
 
 class KvErrorMiddleware:
-    """ASGI application in front of vLLM's, in an instance that decodes."""
+    """ASGI middleware in front of vLLM's application, in a decode instance."""
 
     def __init__(self, app: AsgiApp, reject: Reject) -> None:
-        """`reject`: vLLM's, of a request id and `kv_transfer_params`: has the KV cache freed."""
+        """`reject` is vLLM's; it takes a request id and `kv_transfer_params` and has the KV cache freed."""
         self._app, self._reject = app, reject
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +166,7 @@ class KvErrorMiddleware:
                 await self._free_kv_cache(b"".join(state.body))
 
     async def _free_kv_cache(self, body: bytes) -> None:
-        """If `body` names one. A second time does nothing: a KV cache is named once."""
+        """Free the KV cache that `body` names, if any. Idempotent: a KV cache is named once."""
         if PARAMS.encode() not in body:
             return
         with contextlib.suppress(orjson.JSONDecodeError):

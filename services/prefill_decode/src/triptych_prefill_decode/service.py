@@ -1,9 +1,9 @@
-"""prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry.
+"""prefill_decode's life: vLLM's engine and its OpenAI server in this process, and its registration.
 
-    engine started -> warm -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
+engine started -> warm -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
 
-Draining: announced, so that gateways choose other instances; new requests are refused, and a gateway that did
-not know yet takes them elsewhere; what runs goes on, for `drain_timeout_s` at most.
+A draining instance is announced as such, so that gateways choose others; it refuses new requests, which late
+gateways retry elsewhere, and running ones have `drain_timeout_s` to finish.
 """
 
 import asyncio
@@ -37,11 +37,10 @@ from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.runtime.drain import AsgiApp, DrainGate
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
-from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
-from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
+from triptych_prefill_decode.engine_health import DeadEngineMiddleware, EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.request_guards import guard_requests
@@ -134,15 +133,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         ]
         # First: vLLM may fork, and nothing of ours runs yet.
         async with build_async_engine_client(args) as engine:
-            tracing = setup_tracing(
-                "prefill_decode",
-                settings.instance,
-                otlp_endpoint=settings.otlp_endpoint,
-                otlp_protocol=settings.otlp_protocol,
-                traces_dir=settings.traces_dir,
-                traces_max_bytes=settings.traces_max_bytes,
-                traces_max_age_s=settings.traces_max_age_s,
-            )
+            tracing = setup_service_tracing("prefill_decode", settings)
             try:
                 async with (
                     compiled_first(
@@ -164,21 +155,21 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
 
 
 def stores_responses(state: Any) -> bool:
-    """Whether vLLM's application keeps responses (`VLLM_ENABLE_RESPONSES_API_STORE`)."""
+    """True if vLLM's application keeps responses (`VLLM_ENABLE_RESPONSES_API_STORE`)."""
     return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
 
 
 def rendering_of(args: Any) -> tuple[object, ...]:
-    """What chats become prompts with, of vLLM's parsed options."""
+    """Everything in vLLM's parsed options that turns chats into prompts."""
     template = load_chat_template(args.chat_template)
     defaults = sorted(resolve_default_chat_template_kwargs(args).items())
     return template, args.chat_template_content_format, defaults
 
 
 def _prepare_kv_transfer(settings: PrefillDecodeSettings, on_gpu: bool) -> None:
-    """vLLM's connector reads where it listens from the environment, in the engine's processes.
+    """Set the environment from which vLLM's connector reads its listening address.
 
-    Each instance has a side channel of its own, on loopback where nothing else is announced.
+    Each instance has a side channel of its own, on loopback unless another address is announced.
     """
     host = side_channel_host(settings.host, settings.advertised_host or settings.host)
     port = settings.kv_port or free_port(host)
@@ -187,7 +178,7 @@ def _prepare_kv_transfer(settings: PrefillDecodeSettings, on_gpu: bool) -> None:
 
 
 async def _reject_handover(engine: Any, request_id: str, params: dict[str, Any]) -> None:
-    """The owner of the KV cache that `params` name is told to free it."""
+    """Tell the owner of the KV cache that `params` name to free it."""
     with contextlib.suppress(EngineDeadError):  # it is freed when its lease is over
         await engine.notify_kv_transfer_request_rejected(request_id, params)
 
@@ -199,7 +190,7 @@ async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
 
 @dataclass(frozen=True)
 class PrefillDecodeService:
-    """Around a running engine: `open` connects and disconnects, `run` serves, and drains."""
+    """A running engine's service: `open` connects and disconnects, `run` serves, and drains."""
 
     settings: PrefillDecodeSettings
     engine: Any  # vLLM's client of it
@@ -222,7 +213,7 @@ class PrefillDecodeService:
         args: Any,
         sockets: list[socket.socket],
     ) -> "AsyncIterator[PrefillDecodeService]":
-        """`engine` and `args`: vLLM's client of the engine, and its parsed options.
+        """Open the service; `engine` is vLLM's client, `args` are its parsed options.
 
         Raises:
             TriptychError: the store or Redis cannot be used.
@@ -346,7 +337,7 @@ class PrefillDecodeService:
             raise failures.exceptions[0] from None
 
     async def _watch_health(self) -> None:
-        """Until cancelled.
+        """Check the engine and the server until cancelled.
 
         Raises:
             EngineGoneError: the engine died, or the server ended.
@@ -360,7 +351,7 @@ class PrefillDecodeService:
         raise EngineGoneError("vLLM's HTTP server ended by itself")
 
     async def _watch_answers(self) -> None:
-        """Until cancelled.
+        """Check that the engine answers, until cancelled.
 
         Raises:
             EngineGoneError: the engine hangs, or died.

@@ -1,7 +1,7 @@
-"""ServingLoadReader: what the engine has in hand, for the instance's heartbeats.
+"""Load of the engine, for the instance's heartbeats.
 
-The host counts its unfinished requests itself. How many of them the engine computes, and how full its KV
-cache is, vLLM reports with each step, in the metrics that its server shows.
+The host counts its unfinished requests itself. vLLM reports how many of them the engine computes, and how
+full its KV cache is, with each step, in its server's metrics.
 """
 
 from itertools import count
@@ -15,7 +15,7 @@ RUNNING, KV_USAGE = "vllm:num_requests_running", "vllm:kv_cache_usage_perc"
 
 
 class ServingLoadReader:
-    """Of vLLM's client of the engine."""
+    """Reads the load from vLLM's engine client."""
 
     def __init__(self, engine: Any, metrics: CollectorRegistry = REGISTRY) -> None:
         self._engine = engine
@@ -23,7 +23,7 @@ class ServingLoadReader:
         self._beats = count(1)
 
     def read_fields(self) -> dict[str, ServingLoad]:
-        """Fields of the instance's record."""
+        """Load fields of the instance's record."""
         gauges = self._gauges()
         num_requests = self._engine.output_processor.get_num_unfinished_requests()
         num_running = min(num_requests, int(gauges.get(RUNNING, 0)))
@@ -37,12 +37,12 @@ class ServingLoadReader:
         return {"load": load}
 
     def _gauges(self) -> dict[str, float]:
-        """None of them where vLLM's statistics are off (`--disable-log-stats`)."""
+        """vLLM's gauges by name; empty if its statistics are off (`--disable-log-stats`)."""
         found = self._metrics.restricted_registry([RUNNING, KV_USAGE])
         return {sample.name: sample.value for family in found.collect() for sample in family.samples}
 
 
 def kv_cache_tokens(vllm_config: Any) -> int | None:
-    """How many tokens the engine's KV cache holds, as it has reported at its start."""
+    """Tokens that the engine's KV cache holds, as reported at its start."""
     cache = vllm_config.cache_config
     return (cache.num_gpu_blocks or 0) * cache.block_size or None

@@ -1,4 +1,4 @@
-"""Settings of prefill_decode. Environment: `TRIPTYCH_*`."""
+"""Settings of prefill_decode, from `TRIPTYCH_*` and the command line."""
 
 import socket
 from typing import Any, Literal
@@ -20,93 +20,87 @@ _WITH_TOWER = {
 
 
 class PrefillDecodeSettings(DecodingSettings):
-    """`engine_args` go to vLLM as they are, after ours, so they win."""
+    """Settings of prefill_decode; `engine_args` are passed to vLLM after the service's own, so they win."""
 
     config_section = "prefill_decode"
 
     instance: str = "prefill_decode-0"
-    model: str = Field(description="model folder or hub name")
-    served_model_name: str | None = Field(default=None, description="[default: the folder's name]")
-    model_version: Name | None = Field(
-        default=None, description="label of the model's version, for gateways that divide requests by it"
-    )
-    engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
-    host: HostText = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
-    port: int = Field(default=8100, ge=0, le=65535, description="0: any free port")
+    """Name of this instance, unique in the deployment; `{hostname}` in it is replaced by the host's name."""
+    model: str
+    """Model folder, or a name on the model hub; the same for encoders and prefill_decodes."""
+    served_model_name: str | None = None
+    """Model name that clients ask for. Not set: the last part of `model`."""
+    model_version: Name | None = None
+    """Label of the model's version, by which gateways divide requests. Not set: none."""
+    engine_args: list[str] = Field(default_factory=list)
+    """JSON list of options passed to vLLM, overriding Triptych's own; those that change the encoder's output
+    must be the same for encoders and prefill_decodes."""
+    host: HostText = "127.0.0.1"
+    """Address that vLLM's HTTP server listens on; it has no authentication."""
+    port: int = Field(default=8100, ge=0, le=65535)
+    """Port that vLLM's HTTP server listens on; 0 takes any free one."""
     advertised_host: HostText | None = Field(
-        default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESSES else None,
-        description="what the gateway calls [default: host; this machine's name when bound to all addresses]",
+        default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESSES else None
     )
-    transport: TransportSetting = Field(
-        default="auto", description="how tensors travel: auto, pinned_shm, cuda_ipc or redis"
-    )
-    local_encode: Literal["never", "fallback"] = Field(
-        default="never",
-        description="fallback: load the vision tower, for requests that no encoder can serve in time",
-    )
-    role: LanguageModelRole = Field(
-        default="prefill-decode",
-        description="stages of a request that this instance does; those with encode have the vision tower",
-    )
-    kv_lease_s: PositiveInt = Field(
-        default=30,
-        description="a prefilled KV cache that nobody reads is freed after so long",
-    )
-    kv_port: int = Field(
-        default=0, ge=0, le=65535, description="where others ask how its KV caches are read; 0: any free port"
-    )
-    kv_connector_options: dict[str, Any] = Field(
-        default_factory=dict, description="further options of vLLM's KV connector, as a JSON object"
-    )
-    engine_timeout_s: PositiveFloat = Field(
-        default=60.0,
-        description="an engine that neither answers nor computes for so long is restarted (GPU: answers)",
-    )
-    warm_up: bool = Field(
-        default=True, description="generate a few tokens before this instance registers: first steps are slow"
-    )
-    grammar_timeout_s: PositiveFloat = Field(
-        default=20.0, description="CPU time for one structured output's grammar; then its request gets 400"
-    )
-    grammar_memory_bytes: PositiveInt = Field(
-        default=512 << 20, description="memory for that; a grammar that takes more gets 400"
-    )
+    """Name or address that the gateway calls. Not set: `host`, or the machine's name where `host` is all
+    addresses."""
+    transport: TransportSetting = "auto"
+    """Transport of tensors: `pinned_shm`, `cuda_ipc` or `redis`; `auto` chooses by the hardware."""
+    local_encode: Literal["never", "fallback"] = "never"
+    """Local encode: `fallback` loads the vision tower, to serve requests that no encoder serves in time or
+    that the gateway's `encode_decision` sends; costs the tower's memory."""
+    role: LanguageModelRole = "prefill-decode"
+    """Stages of a request that this instance runs; roles with `encode` have the vision tower."""
+    kv_lease_s: PositiveInt = 30
+    """Seconds after which a prefilled KV cache that no instance reads is freed; the same for instances that
+    prefill and that decode, or gateways do not pair them."""
+    kv_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the side channel at which other instances ask how to read KV caches; 0 takes any free one."""
+    kv_connector_options: dict[str, Any] = Field(default_factory=dict)
+    """JSON object of further options of vLLM's KV connector (`kv_connector_extra_config`), without
+    `kv_lease_duration`."""
+    engine_timeout_s: PositiveFloat = 60.0
+    """Seconds for which vLLM may neither answer its host nor compute; then the service ends, to be restarted.
+    On a GPU: more than its slowest step takes."""
+    warm_up: bool = True
+    """Generate a few tokens in each way of sampling, or pool a prompt, before this instance registers, so
+    that an engine's slow first steps delay no caller; an engine that fails at it ends the service."""
+    grammar_timeout_s: PositiveFloat = 20.0
+    """CPU seconds to compile the grammar of one structured output in a process of its own, which may take
+    three times as long by the clock; then its request gets 400."""
+    grammar_memory_bytes: PositiveInt = 512 << 20
+    """Bytes of memory to compile one grammar, beyond the compile server's own; more: 400. Two run at once."""
     preallocation: Literal["sync", "async"] = "sync"
-    core_policy: CorePolicy = Field(
-        default="text_first",
-        description="how engines share cores, or a GPU under MPS: split, text_first or image_first",
-    )
-    cores: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
-    )
-    gpu_engines: PositiveInt = Field(default=1, description="engines that compute on this one's GPU")
-    budget_embeds: PositiveInt | None = Field(
-        default=None,
-        description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",
-    )
-    budget_num_bytes: PositiveInt | None = Field(
-        default=None, description="the same in bytes; the smaller of the two counts [default: rows alone]"
-    )
+    """Preallocation of encoder output: `sync` grants rows of a budget to whole requests; `async` grants them
+    without a budget."""
+    core_policy: CorePolicy = "text_first"
+    """Policy by which engines on a CPU share the cores, or a GPU under MPS: `split`, `text_first` or
+    `image_first`; also sets the default of `decode_share`."""
+    cores: tuple[NonNegativeInt, ...] = ()
+    """JSON list of the cores that this engine owns, as many as `OMP_NUM_THREADS`; set by `up` and `demo`.
+    Empty: it shares no cores."""
+    gpu_engines: PositiveInt = 1
+    """Engines that compute on this engine's GPU, with itself; set by `up`, `demo` and Compose."""
+    budget_embeds: PositiveInt | None = None
+    """Rows of encoder output held for requests at once with `preallocation` `sync`; if set, the gateway
+    refuses larger items with 413. Not set: the size of vLLM's encoder cache."""
+    budget_num_bytes: PositiveInt | None = None
+    """Bytes of encoder output held for requests at once, besides `budget_embeds`. Not set: no bound in bytes.
+    """
 
-    overlap: bool = Field(
-        default=True, description="compute the prompt up to the first item that is not here yet"
-    )
-    overlap_min_tokens: PositiveInt = Field(
-        default=64, description="for fewer tokens a request does not run before its next item is here"
-    )
-    overlap_share: Share = Field(
-        default=0.5,
-        description="of KV cache and running requests, for those that have begun and miss an item",
-    )
+    overlap: bool = True
+    """Compute a prompt up to its first item that has not arrived, while encoders work on the rest."""
+    overlap_min_tokens: PositiveInt = 64
+    """Fewest tokens that a request computes before its next item arrives; with fewer it waits."""
+    overlap_share: Share = 0.5
+    """Share of the KV cache and of `--max-num-seqs` for requests that have started and wait for an item."""
 
-    decode_share: DecodeShare | None = Field(
-        default=None,
-        description="of a step's time for requests that decode, while prompts are computed; 0: no bound "
-        "[default: 0.3 for text_first, 0.1 for image_first, 0 for split]",
-    )
+    decode_share: DecodeShare | None = None
+    """Share of a step's time for requests that decode, while prompts are computed; 0: no bound. Not set: 0.3
+    for `text_first`, 0.1 for `image_first`, 0 for `split`."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises ValueError: this instance would encode media with options, or decode with a tower.
+        """Refuse to encode media with options here, or to decode with a tower; raises ValueError.
 
         Only encoders check what a processor made of such media before a tower gets it.
         """
@@ -125,16 +119,16 @@ class PrefillDecodeSettings(DecodingSettings):
 
     @property
     def has_tower(self) -> bool:
-        """Whether this instance can encode."""
+        """True if this instance can encode."""
         return self.local_encode == "fallback" or self.role.startswith("encode-")
 
     @property
     def announced_role(self) -> Role:
-        """`TRIPTYCH_LOCAL_ENCODE=fallback` makes a role one with encode."""
+        """Registered role; `TRIPTYCH_LOCAL_ENCODE=fallback` adds encode."""
         role = Role(self.role)
         return _WITH_TOWER.get(role, role) if self.has_tower else role
 
     @property
     def model_name(self) -> str:
-        """The name that clients ask for."""
+        """Model name that clients use."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

@@ -1,8 +1,8 @@
-"""Warm-up: the first steps of an engine are slow, so work that no caller waits for takes them.
+"""Warm-up: the first steps of an engine are slow, so it takes them before any caller waits.
 
-A model that generates generates a few tokens in each way of sampling that callers can ask for, one that pools
-pools a text. What is set up with the first use (kernels, libraries, buffers, the client's reading of outputs)
-is then there when the instance registers. It also shows that the engine can do its work at all.
+A generative model generates a few tokens in each way of sampling that callers can ask for; a pooling model
+pools a text. What the first use sets up (kernels, libraries, buffers, the client's reading of outputs) is
+then there when the instance registers. It also shows that the engine can do its work at all.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ WAYS_OF_SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.5},
     {"temperature": 1.0, "top_k": 2, "top_p": 0.5, "min_p": 0.1, "seed": 0},
 )  # fmt: skip
-"""Fields of `SamplingParams`. Each has code, kernels or a library of its own, in the sampler or before it."""
+"""Fields of `SamplingParams`, each with code, kernels or a library of its own, in the sampler or before it.
+"""
 _SHORT = {
     "temperature": 0.0,
     "max_tokens": 2,
@@ -53,17 +54,15 @@ _FAILED = frozenset({"error", "abort"})
 
 
 class WarmUpError(TriptychError):
-    """vLLM's engine has started, and cannot do its work: this process must be restarted."""
+    """vLLM's engine has started but cannot do its work: this process must be restarted."""
 
 
 class WarmUpWork(Protocol):
     """The engine's `generate` or `encode`, with parameters."""
 
     def __call__(self, *, prompt: Any, request_id: str) -> AsyncIterator[Any]:
-        """A request's outputs (`RequestOutput`, `PoolingRequestOutput`).
-
-        It is aborted when the iteration is cancelled.
-        """
+        """Outputs of a request (`RequestOutput`, `PoolingRequestOutput`); aborted if the iteration is
+        cancelled."""
         ...
 
 
@@ -81,7 +80,7 @@ class WorkingEngine(Protocol):
 
 
 async def warm_up_works(engine: Any) -> list[WarmUpWork]:
-    """Everything that the model of `engine`, vLLM's `AsyncLLM`, can be asked to do with a text."""
+    """Every kind of work that the model of `engine`, vLLM's `AsyncLLM`, can do with a text."""
     tasks = await engine.get_supported_tasks()
     if "generate" in tasks:
         return [
@@ -97,9 +96,9 @@ async def warm_up_works(engine: Any) -> list[WarmUpWork]:
 async def warm_up(
     engine: WorkingEngine, works: Sequence[WarmUpWork], stop: StopSignal, check: StallCheck
 ) -> None:
-    """Return when the engine has done `works`, one after the other, or, without that, when `stop` is set.
+    """Run `works` one after the other, or return when `stop` is set.
 
-    Nothing of it stays: neither in vLLM's metrics nor in the prefix cache, and random numbers are as before.
+    Nothing of it stays: neither in vLLM's metrics nor in the prefix cache, and random numbers are restored.
 
     Args:
         works: what may be asked of this engine. With an option of its own it may refuse all but the first.
@@ -130,7 +129,7 @@ async def warm_up(
 async def _do(
     engine: WorkingEngine, works: Sequence[WarmUpWork], watchdog: EngineWatchdog
 ) -> tuple[int, list[str]]:
-    """Return the number of the prompt's tokens, and why works were refused.
+    """Run the works; returns the number of the prompt's tokens, and reasons for refused works.
 
     Raises:
         WarmUpError: as above.
@@ -159,7 +158,7 @@ async def _do(
 
 
 async def _do_one(work: WarmUpWork, token_ids: list[int], request_id: str, watchdog: EngineWatchdog) -> None:
-    """Raise WarmUpError where the engine does not end it as asked."""
+    """Run one work; raises WarmUpError if the engine does not end it as asked."""
     end: str | None = None
     outputs = work(prompt={"prompt_token_ids": token_ids}, request_id=request_id)
     while True:
@@ -173,7 +172,7 @@ async def _do_one(work: WarmUpWork, token_ids: list[int], request_id: str, watch
 
 
 def _end_of(output: Any) -> str | None:
-    """Why it ended, if it did. What pools has one output, at its end, and no reason."""
+    """Finish reason of an output, if it is the last; pooling has one output and no reason."""
     if not isinstance(output.outputs, list):
         return "pooled"
     reason: str | None = output.outputs[0].finish_reason
@@ -181,7 +180,7 @@ def _end_of(output: Any) -> str | None:
 
 
 def _prompt(engine: WorkingEngine) -> list[int]:
-    """Tokens of plain text: those that stand for media need media."""
+    """Tokens of plain text: placeholder tokens would need media."""
     config = engine.vllm_config
     num_tokens = min(
         NUM_PROMPT_TOKENS,
@@ -195,7 +194,7 @@ def _prompt(engine: WorkingEngine) -> list[int]:
 
 @contextmanager
 def _uncounted(engine: WorkingEngine) -> Iterator[None]:
-    """What the engine reports meanwhile is dropped: these first tokens are slow, and no caller's."""
+    """Drop the engine's statistics meanwhile: these first tokens are slow, and no caller's."""
     manager = engine.logger_manager
     if manager is None:
         yield
@@ -208,4 +207,4 @@ def _uncounted(engine: WorkingEngine) -> Iterator[None]:
 
 
 def _drop(*_: object, **__: object) -> None:
-    """In place of `StatLoggerManager.record`."""
+    """Replacement of `StatLoggerManager.record`, which does nothing."""

@@ -126,7 +126,7 @@ async def test_a_drain_finishes_what_runs(make_host: MakeHost, gateway: Ordering
     result = await gateway.order(source, target, HASH)
     await target.wait_being_written(HASH)
     assert await asyncio.to_thread(source.agent.stop) == 0
-    completed(await asyncio.wait_for(result, 5))
+    completed(await asyncio.wait_for(result, 60))
     assert "fabric-a" not in {each.instance for each in await gateway.list_instances()}
 
 
@@ -136,7 +136,7 @@ async def test_a_drain_is_bounded(make_host: MakeHost, gateway: OrderingGateway)
     result = await gateway.order(source, target, HASH)
     await target.wait_being_written(HASH)
     assert await asyncio.to_thread(source.agent.stop) == 0
-    assert failed(await asyncio.wait_for(result, 5)) is TransferFailureKind.UNREACHABLE
+    assert failed(await asyncio.wait_for(result, 60)) is TransferFailureKind.UNREACHABLE
     source.wait_no_leftovers()
 
 

@@ -90,7 +90,7 @@ class TwoHosts:
     def _known(self) -> set[str]:
         """Instances that the gateway knows; it says so at the port that other hosts reach."""
         url = f"http://{self._network['a'].address}:{FABRIC_PORT + 1}/health/ready"
-        report = httpx.get(url, timeout=5.0, trust_env=False).json()
+        report = httpx.get(url, timeout=60.0, trust_env=False).json()
         return {each["instance"] for each in report["instances"]}
 
     def ask(self, number: int) -> Answer:

@@ -12,6 +12,7 @@ import redis
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.flight_samples import DIGEST
 from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.support.waiting import until
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus import dead_letters as bus_dead_letters
 from triptych_common.coordination import Registry, SingleFlight, StartResult
@@ -123,8 +124,7 @@ async def test_a_dead_letter_waits_a_moment_for_memory(own_redis: EmbeddedRedis,
         await bus.publish(STREAM, message(1))
         with full(raw):
             taking = asyncio.ensure_future(take(consumer, 1))
-            while not raw.xpending(STREAM, "g")["pending"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await until(lambda: raw.xpending(STREAM, "g")["pending"])
         assert await taking == ids(1)
         assert raw.xlen(bus.names.dead_letters) == 1
 
@@ -137,13 +137,11 @@ async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: A
         asyncio.timeout(LIMIT_S),
     ):
         registry = Registry(bus)
-        async with registry.keep_registered(record, interval_s=0.05, ttl_s=1.0):
+        async with registry.keep_registered(record, interval_s=0.05, ttl_s=120.0):
             with full(raw):
                 key = bus.names.instance("pd-0")
-                raw.pexpire(key, 300)
-                while raw.pttl(key) <= 300:
-                    assert raw.exists(key)
-                    await asyncio.sleep(0.01)
+                raw.expire(key, 60)
+                await until(lambda: raw.ttl(key) > 60)
                 assert await registry.list_instances() == [record]
 
 

@@ -19,7 +19,7 @@ from triptych_common.region.tensor_view import tensor_spec
 from triptych_vllm_connector.readable import Readable
 from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
+from triptych_vllm_connector.worker.transports import RedisReader, RedisWriter
 
 HASH = "ab" * 32
 
@@ -90,7 +90,7 @@ def test_without_redis_everything_ends_soon() -> None:
     ):
         with pytest.raises(BusUnavailableError):
             call()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 14
     blobs.close()
 
 

@@ -1,9 +1,7 @@
 """Requesters of a flight: none waits beyond its own time, however long others keep the flight alive."""
 
-import asyncio
-
 from tests.integration.common.flight_samples import HASH, METADATA, claim, job_for, requester_at
-from tests.integration.common.samples import LIMIT_S
+from tests.support.waiting import until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import SingleFlight, StartResult
 
@@ -14,11 +12,11 @@ JOB = job_for(DEAD)
 
 async def until_alone(flights: SingleFlight) -> None:
     """Redis' clock wakes no waiting caller."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            if await flights.announce_metadata(METADATA) == (ALIVE,):
-                return
-            await asyncio.sleep(0.01)
+
+    async def is_alone() -> bool:
+        return await flights.announce_metadata(METADATA) == (ALIVE,)
+
+    await until_async(is_alone)
 
 
 async def test_whose_gateway_died_is_forgotten_though_others_wait_on(flights: SingleFlight) -> None:

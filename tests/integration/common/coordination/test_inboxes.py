@@ -1,12 +1,12 @@
 """Streams of instances and namespaces that never come back: they end, even if others still write to them."""
 
-import asyncio
 from typing import Any
 
 import pytest
 import redis
 
 from tests.integration.common.flight_samples import DIGEST, HASH, claim, job_for, requester_at
+from tests.support.waiting import until_async
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
 from triptych_common.coordination import ClaimResult, Registry, SingleFlight
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role, requester_key
@@ -126,9 +126,8 @@ async def test_consumers_that_hold_nothing_are_dropped(bus: AsyncBus, raw: Any) 
             delivery = await anext(consumer)
             if name == "e-gone":
                 await delivery.ack()
-    await asyncio.sleep(0.01)  # their idle time has a resolution
     assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP) == 0  # not idle for long
-    assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1) == 1
+    await until_async(lambda: drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1))
     (left,) = raw.xinfo_consumers(stream, ENCODERS_GROUP)
     assert (left["name"], left["pending"]) == (b"e-holds", 1)
     assert await drop_idle_consumers(bus, stream, "no-group", idle_ms=0) == 0

@@ -9,6 +9,7 @@ import uvloop
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import LIMIT_S, STREAM, message
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
+from tests.support.waiting import until
 from triptych_common.bus import AsyncBus
 
 
@@ -24,8 +25,7 @@ def test_the_next_command_takes_another(
             await bus.publish(STREAM, message(1))
             idle = [each._writer.transport for each in bus.client.connection_pool._available_connections]
             proxy.reset_connections()
-            while not all(transport.is_closing() for transport in idle):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: all(transport.is_closing() for transport in idle))
             num_before = proxy.num_connections
             await bus.publish(STREAM, message(2))
             assert idle

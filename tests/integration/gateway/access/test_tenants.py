@@ -13,12 +13,14 @@ from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.key_samples import KEYS
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.process import environment, exit_code
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.domain.hashing import tenant_salt
 from triptych_common.telemetry.logs import JsonFormatter
+from triptych_gateway.access.api_keys_file import ApiKeysFileError
+from triptych_gateway.gateway import run_gateway
+from triptych_gateway.settings import GatewaySettings
 
 MEDIA = image_bytes(7)
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(MEDIA)}}
@@ -176,8 +178,7 @@ async def test_a_file_that_cannot_be_used_ends_the_start(
 ) -> None:
     await asyncio.to_thread(keys_file.write_text, text)
     await asyncio.to_thread(keys_file.chmod, mode)
-    env = environment(redis_url, tmp_path, 1) | {
-        "TRIPTYCH_API_KEYS_FILE": str(keys_file),
-        "TRIPTYCH_PORT": "0",
-    }
-    assert await exit_code(env=env) == 1
+    settings = GatewaySettings(redis_url=redis_url, run_dir=tmp_path, api_keys_file=keys_file)
+    with pytest.raises(ApiKeysFileError):
+        async with run_gateway(settings):
+            pass

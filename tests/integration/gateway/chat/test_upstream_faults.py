@@ -189,7 +189,8 @@ async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
             ) as opened:
                 assert opened.first == b"{}"
             await until(lambda: server.num_closed == server.num_connections)
-            await asyncio.sleep(0.05)  # the client's loop sees the end of the connection
+            kept = [each for kept in client.connector._conns.values() for each, _ in kept]
+            await until(lambda kept=kept: not any(each.is_connected() for each in kept))
         assert (server.num_connections, server.num_requests) == (2, 2)
 
 

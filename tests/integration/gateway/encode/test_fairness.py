@@ -10,7 +10,7 @@ from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, another_gateway, opened_system
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 from triptych_common.domain.fair_turns import MAX_PASSED
 from triptych_common.protocol.messages import EncodeClass
 
@@ -47,9 +47,10 @@ async def num_jobs(system: System) -> int:
 
 
 async def published(system: System, count: int) -> None:
-    async with asyncio.timeout(20):
-        while await num_jobs(system) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    async def are_there() -> bool:
+        return await num_jobs(system) == count
+
+    await until_async(are_there)
 
 
 async def held(system: System, count: int) -> None:

@@ -15,7 +15,7 @@ from tests.support.gateway.fake_encoder import PREFETCH
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.gateway.system import System, opened_system
-from tests.support.waiting import free_port, until
+from tests.support.waiting import free_port, until, until_async
 from triptych_common.coordination import SingleFlight, StartResult, single_flight
 from triptych_common.coordination.single_flight import merge_backlogs
 from triptych_common.protocol.messages import EncodeCompleted, FailureKind, Requester
@@ -76,9 +76,11 @@ async def forget_sizes(system: System) -> None:
 
 async def eventually(count: Callable[[System], Awaitable[int]], system: System, expected: int) -> bool:
     """For what only Redis knows."""
-    async with asyncio.timeout(60):
-        while await count(system) != expected:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+
+    async def is_so() -> bool:
+        return await count(system) == expected
+
+    await until_async(is_so)
     return True
 
 
@@ -222,7 +224,7 @@ async def test_a_job_that_an_encoder_took_but_did_not_start_is_dropped(pair: tup
         client.go_away()
         await assert_nothing_is_left(system, other)
     system.encoder.before_start.set()
-    await until(lambda: system.encoder.dropped == [StartResult.GONE] or system.encoder.jobs, limit_s=2.0)
+    await until(lambda: system.encoder.dropped == [StartResult.GONE] or system.encoder.jobs)
     assert system.encoder.num_encodes == 0
     assert (await system.ask([IMAGE])).choices  # and the picture can be had
     await until(lambda: system.encoder.num_encodes == 1)

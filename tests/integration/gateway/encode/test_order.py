@@ -10,6 +10,7 @@ import pytest
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import until_async
 from triptych_common.coordination import SingleFlight
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeJob
@@ -42,9 +43,11 @@ async def system(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def published(system: System, count: int) -> list[tuple[str, int]]:
     """(request, item index) of all jobs in the order of the stream, when there are `count`."""
     stream = system.bus.names.encode_jobs(DIGEST)
-    async with asyncio.timeout(60):
-        while await system.bus.stream_length(stream) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+
+    async def are_there() -> bool:
+        return await system.bus.stream_length(stream) >= count
+
+    await until_async(are_there)
     entries: Any = await system.bus.client.xrange(stream)
     found: list[tuple[str, int]] = []
     for _, fields in entries:

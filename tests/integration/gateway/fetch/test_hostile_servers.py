@@ -103,7 +103,7 @@ async def test_its_bounds_hold(server: MediaServer, name: str, num_redirects: in
         asked = server.leading_to(url) if num_redirects else url
         error = await refusal(fetcher, asked, on_growth=grown.append)
         assert code_of(error) == expected, error.message
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert server.num_connections == num_attempts * (1 + num_redirects)
         await until(lambda: not fetcher.downloads)
         if answer is not hanging:
@@ -172,7 +172,7 @@ async def test_a_server_that_cannot_be_reached(server: MediaServer) -> None:
             for asked in (url, server.leading_to(url)):
                 began = time.monotonic()
                 assert code_of(await refusal(fetcher, asked)) == TIMEOUT
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < 60
 
 
 async def test_slow_servers_keep_no_place_beyond_their_time(server: MediaServer) -> None:

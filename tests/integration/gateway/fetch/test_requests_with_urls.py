@@ -40,7 +40,7 @@ AT_ONCE = {  # test, gateway and fakes share one event loop
     "connect_timeout_s": 60.0,
 }
 SEED = 12
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -232,13 +232,13 @@ async def test_fetched_bytes_are_booked_as_they_come(system: System, server: Med
     await system.assert_idle()
 
 
-@pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.5}], indirect=True)
+@pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.5, "fetch_timeout_s": 600.0}], indirect=True)
 async def test_the_requests_own_deadline_counts(system: System, server: MediaServer) -> None:
     server.answers["/drip"] = repeating(head(200, {}), b"x", 0.05)
     began = time.monotonic()
     answer = await system.post(chat(image(server.url("/drip"))))
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "media_fetch_timeout")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     await until(lambda: not server.num_open)
     await system.assert_idle()
 
@@ -255,8 +255,8 @@ async def test_a_caller_that_goes_away_ends_its_fetch(system: System, server: Me
     "system",
     [
         {
-            "fetch_chunk_timeout_s": 0.15,
-            "fetch_timeout_s": 3.0,
+            "fetch_chunk_timeout_s": 1.0,
+            "fetch_timeout_s": 30.0,
             "fetch_max_per_host": 64,
             "first_token_timeout_s": DEADLINE_S,
         }

@@ -122,10 +122,9 @@ async def test_each_waits_within_its_own_time(server: MediaServer) -> None:
 
 async def test_one_that_comes_late_does_not_end_with_the_time_of_the_first(server: MediaServer) -> None:
     server.answers["/a"] = in_turn(hanging, answering(body=b"x"))
-    async with fetching(timeout_s=0.3) as fetcher:
-        first = asyncio.get_running_loop().create_task(refusal(fetcher, server.url("/a")))
+    async with fetching() as fetcher:
+        first = asyncio.get_running_loop().create_task(refusal(fetcher, server.url("/a"), limit_s=0.3))
         await until(lambda: server.asked)
-        await asyncio.sleep(0.1)
         late = start(fetcher, server.url("/a"))
         assert code_of(await first) == (400, "media_fetch_timeout")
         assert await late == b"x"

@@ -41,7 +41,6 @@ async def system(redis_url: str, tmp_path: Path, server: MediaServer) -> AsyncIt
         fetch_allowed_networks=(f"{SERVED}/32",),
         fetch_allowed_ports=(server.port,),
         max_item_bytes=MAX_ITEM_BYTES,
-        fetch_timeout_s=2.0,
         fetch_max_attempts=2,
     ) as opened:
         yield opened

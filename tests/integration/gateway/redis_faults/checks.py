@@ -7,6 +7,7 @@ import openai
 
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.system import System
+from tests.support.waiting import until_async
 
 RETRYABLE = {"bus_unavailable", "deadline_exceeded", "encode_failed", "no_encoder", "no_instance"}
 
@@ -18,12 +19,12 @@ def image(color: int) -> dict[str, Any]:
 
 async def until_ready(system: System) -> None:
     """The gateway knows an encoder, and its view of the registry is fresh."""
-    async with asyncio.timeout(60):
-        while True:
-            ready = await system.http.get("/health/ready")
-            if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:
-                return
-            await asyncio.sleep(0.05)
+
+    async def is_ready() -> bool:
+        ready = await system.http.get("/health/ready")
+        return ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]
+
+    await until_async(is_ready)
 
 
 async def answer_or_documented_error(system: System, color: int, limit_s: float) -> str:

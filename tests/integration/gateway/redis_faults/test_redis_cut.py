@@ -77,8 +77,9 @@ async def test_again_and_again_under_load(proxied: tuple[System, TcpProxy]) -> N
 
     async def disturb() -> None:
         for _ in range(10):
+            num_before = proxy.num_connections
             await asyncio.to_thread(proxy.drop_connections)
-            await asyncio.sleep(0.05)
+            await until(lambda num_before=num_before: proxy.num_connections > num_before)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(disturb())

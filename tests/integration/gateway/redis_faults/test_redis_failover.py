@@ -7,6 +7,7 @@ from tests.integration.gateway.redis_faults.checks import answer_or_documented_e
 from tests.support.faults.redis_pair import running_pair
 from tests.support.faults.tcp_proxy import proxy_to
 from tests.support.gateway.system import opened_system
+from tests.support.waiting import until
 
 
 async def test_failover_under_load(tmp_path: Path) -> None:
@@ -14,7 +15,7 @@ async def test_failover_under_load(tmp_path: Path) -> None:
         async with opened_system(address.url, tmp_path) as system:
 
             async def fail_over() -> None:
-                await asyncio.sleep(0.2)
+                await until(lambda: len(system.encoder.jobs) > 3)
                 await asyncio.to_thread(pair.fail_over)
                 address.turn_to(pair.primary.port)
 
@@ -24,7 +25,7 @@ async def test_failover_under_load(tmp_path: Path) -> None:
                 for color in range(1, 21):
                     images.append(group.create_task(answer_or_documented_error(system, color, 15)))
                     texts.append(group.create_task(system.ask("hello")))
-                    await asyncio.sleep(0.03)
+                    await asyncio.wait({texts[-1]})
             assert all(task.result().choices for task in texts)
             assert {task.result() for task in images} == {"answer"}  # the replica had everything
             await check_well_again(system, 30)

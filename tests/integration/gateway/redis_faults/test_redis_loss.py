@@ -2,27 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.integration.gateway.redis_faults.checks import image, until_ready
 from tests.support.gateway.system import System, opened_system
-
-
-def image(color: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(image_bytes(color))}}
-
-
-async def until_ready(system: System) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            ready = await system.http.get("/health/ready")
-            if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:
-                return
-            await asyncio.sleep(0.1)
 
 
 async def check_without_redis(system: System) -> None:

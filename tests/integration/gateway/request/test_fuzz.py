@@ -29,7 +29,7 @@ from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment, process_of
 from tests.support.gateway.serving import MODEL
-from tests.support.waiting import free_port
+from tests.support.waiting import free_port, until_async
 from triptych_common.bus import AsyncBus
 
 NUM_REQUESTS = 300
@@ -89,9 +89,7 @@ async def gateway_process(redis_url: str, run_dir: Path) -> AsyncIterator[int]:
         process_of(env),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
-        async with asyncio.timeout(60):
-            while not await is_ready(client):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_async(lambda: is_ready(client))
         yield port
 
 

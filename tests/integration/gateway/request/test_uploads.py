@@ -18,7 +18,7 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.process import environment, process_of
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
-from tests.support.waiting import free_port, until
+from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 
 MIB = 1 << 20
@@ -115,9 +115,7 @@ async def gateway(redis_url: str, run_dir: Path) -> AsyncIterator[tuple[int, htt
             except httpx.TransportError:
                 return False
 
-        async with asyncio.timeout(60):
-            while not await is_ready():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_async(is_ready)
         yield process.pid, http, encoder
 
 

@@ -103,6 +103,7 @@ async def test_the_number_of_tries_is_bounded(staged: Staged, behaviour: str) ->
     await staged.assert_idle()
 
 
+@pytest.mark.parametrize("staged", [{"suspect_s": 600.0}], indirect=True)
 async def test_a_decode_instance_whose_engine_is_dead_is_avoided(staged: Staged) -> None:
     """By others, too: it has fewest requests."""
     other = await staged.another_decode()

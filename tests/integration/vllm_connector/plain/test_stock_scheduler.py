@@ -27,7 +27,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-    from triptych_vllm_connector.plain.plain_step import PlainStep
+    from triptych_vllm_connector.plain.connector import PlainStep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -300,7 +300,7 @@ def test_metadata_alone_waits_in_front_of_the_scheduler_and_others_go_on(
         scheduler.end_step(steps[-1])
         return bool(steps[-1].num_scheduled_tokens)
 
-    wait_until(is_scheduled, 5, "the item is found")
+    wait_until(is_scheduled, 60, "the item is found")
     assert loads(steps[-1]) == ["a"]
     assert scheduler.failed == set()
 
@@ -315,7 +315,7 @@ def test_a_request_that_ends_frees_its_pin_and_a_producer_names_its_items(
     assert store.stats().num_pins == 1
     (ended,) = producer.vllms.finish_requests("r", RequestStatus.FINISHED_ABORTED)
     assert ended is request
-    wait_until(lambda: store.stats().num_pins == 0, 5, "the pin is given back")
+    wait_until(lambda: store.stats().num_pins == 0, 60, "the pin is given back")
     again = producer.add("s", "a", "b", max_tokens=1)
     again.status = RequestStatus.FINISHED_STOPPED
     kv_params, ec_params = producer.vllms._free_request(again)

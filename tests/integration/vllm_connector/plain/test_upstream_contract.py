@@ -69,7 +69,7 @@ def test_a_request_is_deferred_until_its_items_are_there(
     engine, asked = make_engine("ec_consumer", item_timeout_s=60), plain_request("s", "a", has_media=False)
     assert not engine.scheduler.ensure_cache_available(asked, 0)
     encoder.serve(plain_request("r", "a"))
-    wait_until(lambda: engine.scheduler.ensure_cache_available(asked, 0), 5, "the item is found")
+    wait_until(lambda: engine.scheduler.ensure_cache_available(asked, 0), 60, "the item is found")
     assert engine.scheduler.take_unavailable_requests() == set()
 
 
@@ -100,7 +100,7 @@ def test_an_item_twice_in_a_request_is_loaded_once(
     assert list(step.loads) == ["a", "b"]
     consumer.run(step, [])
     assert list(consumer.encoder_cache) == ["a", "b"]
-    wait_until(lambda: store.stats().num_pins == 2, 5, "one pin for each view")
+    wait_until(lambda: store.stats().num_pins == 2, 60, "one pin for each view")
 
 
 def test_an_item_that_was_found_is_in_a_step_when_it_is_allocated(
@@ -157,7 +157,7 @@ def test_a_tensor_that_cannot_be_saved_fails_nothing(
 
 def test_what_is_saved_outside_of_a_step_is_there_too(encoder: PlainEngine, consumer: PlainEngine) -> None:
     encoder.worker.save_caches({"a": output_of("a")}, "a")
-    wait_until(lambda: consumer.scheduler.has_cache_item("a"), 5, "the item is sealed")
+    wait_until(lambda: consumer.scheduler.has_cache_item("a"), 60, "the item is sealed")
 
 
 # ---- loading -------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_what_the_encoder_cache_has_is_not_replaced(
     consumer.run(*planned)
     assert consumer.encoder_cache["a"] is own
     assert torch.equal(consumer.encoder_cache["b"], output_of("b"))
-    wait_until(lambda: store.stats().num_pins == 1, 5, "the pin that is not needed is given back")
+    wait_until(lambda: store.stats().num_pins == 1, 60, "the pin that is not needed is given back")
 
 
 def test_a_step_without_loads_leaves_the_encoder_cache_as_it_is(consumer: PlainEngine) -> None:

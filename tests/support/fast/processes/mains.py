@@ -17,7 +17,7 @@ from tests.support.fast.processes.tally import note_taken_jobs
 from tests.support.fast.processes.tensors import DIGEST
 from triptych_common.protocol.steps import Party
 from triptych_common.runtime import StopSignal, run_service
-from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
 
@@ -37,9 +37,7 @@ class FastEncoderSettings(EncoderSettings):
 def run_encoder() -> None:
     settings = FastEncoderSettings.load()
     setup_logging("encoder", settings.instance, settings.log_level)
-    tracing = setup_tracing(
-        "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
-    )
+    tracing = setup_service_tracing("encoder", settings)
 
     note_taken_jobs(settings.tally)
 
@@ -67,12 +65,7 @@ def run_encoder() -> None:
 def run_prefill_decode() -> None:
     settings = FastPrefillDecodeSettings.load()
     setup_logging("prefill_decode", settings.instance, settings.log_level)
-    tracing = setup_tracing(
-        "prefill_decode",
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        traces_dir=settings.traces_dir,
-    )
+    tracing = setup_service_tracing("prefill_decode", settings)
     try:
         run_service(lambda stop: serve_prefill_decode(settings, stop))
     finally:

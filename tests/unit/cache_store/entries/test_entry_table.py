@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from triptych_cache_store.entries.block_pool import BlockRange
-from triptych_cache_store.entries.entry_table import ALLOWED, Entry, EntryState, EntryTable
+from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import TensorSpec
@@ -101,24 +101,6 @@ def test_every_step_in_every_state(table: EntryTable, state: EntryState, step: s
     with pytest.raises(IllegalTransitionError):
         apply(table, one, step)
     assert (one.state, table.num_bytes) == (state, before)
-
-
-@pytest.mark.parametrize("to", list(EntryState))
-@pytest.mark.parametrize("state", list(EntryState))
-def test_only_steps_of_the_table_assign_the_state(
-    table: EntryTable, state: EntryState, to: EntryState
-) -> None:
-    one = entry()
-    table.add_entry(one)
-    for each in PATHS[state]:
-        apply(table, one, each)
-    if to in ALLOWED[state]:
-        table._become(one, to)
-        assert one.state is to
-    else:
-        with pytest.raises(IllegalTransitionError):
-            table._become(one, to)
-        assert one.state is state
 
 
 @pytest.mark.parametrize("state", [each for each in EntryState if each is not EntryState.WRITING])

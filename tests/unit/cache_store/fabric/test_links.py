@@ -18,7 +18,7 @@ from triptych_common.protocol.transfers import TransferFailureKind
 
 TCP, NIXL, REDIS = FabricTransport.TCP, FabricTransport.NIXL, FabricTransport.REDIS
 BOTH = (NIXL, TCP)
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 TARGET = "store-b"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from triptych_cli.commands.half_blocks import half_blocks
+from triptych_cli.commands.demo import half_blocks
 
 
 def test_a_picture_becomes_half_as_many_lines(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from triptych_common.domain.transports import (
 )
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 from triptych_vllm_connector.config import TransportSetting
-from triptych_vllm_connector.host.transport_capabilities import TransportError, announced_capabilities
+from triptych_vllm_connector.host.slab_watch import TransportError, announced_capabilities
 from triptych_vllm_connector.slab_probe import NO_GPU, SlabProbeResult
 
 GPU, OTHER_GPU = (f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in "ab")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.waiting import until
 from triptych_common.domain.errors import IllegalTransitionError
-from triptych_common.runtime import DRAINING_HEADER, DrainGate, DrainState
-from triptych_common.runtime.drain import ALLOWED
+from triptych_common.runtime import DRAINING_HEADER, DrainGate
 
 Message = MutableMapping[str, Any]
 
@@ -101,17 +100,3 @@ async def test_there_is_no_way_back() -> None:
     gate.refuse()
     with pytest.raises(IllegalTransitionError, match="REFUSING -> LEAVING"):
         gate.leave()
-
-
-@pytest.mark.parametrize("to", DrainState)
-@pytest.mark.parametrize("state", DrainState)
-def test_only_steps_of_the_table_assign_the_state(state: DrainState, to: DrainState) -> None:
-    gate = gate_of(Application())
-    gate.state = state
-    if to in ALLOWED[state]:
-        gate._become(to)
-        assert gate.state is to
-    else:
-        with pytest.raises(IllegalTransitionError):
-            gate._become(to)
-        assert gate.state is state

@@ -120,17 +120,15 @@ class Drip(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             yield b""
 
 
 async def test_a_gateway_that_drips_is_not_waited_for_beyond_the_deadline() -> None:
-    started = time.monotonic()
     with pytest.raises(MediaGoneError) as caught:
         await fetch(lambda request: httpx.Response(200, stream=Drip()), job_of(), remaining_ms=50)
     assert isinstance(caught.value.__cause__, TimeoutError)
     assert "TimeoutError" not in str(caught.value)  # which the caller receives
-    assert time.monotonic() - started < 5
 
 
 async def test_a_fetch_ends_once_it_has_more_than_was_announced() -> None:

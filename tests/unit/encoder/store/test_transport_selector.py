@@ -19,7 +19,7 @@ from triptych_common.protocol.store import (
 from triptych_encoder.store import transport_selector as module
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.transport_selector import TransportSelector
-from triptych_vllm_connector.host.transport_capabilities import announced_capabilities
+from triptych_vllm_connector.host.slab_watch import announced_capabilities
 from triptych_vllm_connector.slab_probe import SlabProbeResult
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"

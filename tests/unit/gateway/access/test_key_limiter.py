@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.waiting import until
 from triptych_common.coordination import CountResult, RateCharge, RequestCounts
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_gateway.access import key_limiter
@@ -207,12 +208,9 @@ async def test_what_could_not_be_settled_is_settled_later(monkeypatch: pytest.Mo
     async with bench.hold():
         bench.counts.is_away = True
     running = asyncio.get_running_loop().create_task(bench.limiter.run())
-    async with asyncio.timeout(5):
-        while not bench.limiter._is_away:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        bench.counts.is_away = False
-        while not bench.counts.settled:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: bench.limiter._is_away)
+    bench.counts.is_away = False
+    await until(lambda: bench.counts.settled)
     assert bench.corrections == {"tokens": -60}
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,7 +14,7 @@ from triptych_common.protocol.names import StreamNames
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_wait import MediaWait
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 class FakeBus:

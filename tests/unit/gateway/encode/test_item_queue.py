@@ -33,7 +33,7 @@ async def test_what_no_encoder_knows_goes_first_and_each_once() -> None:
 
 async def test_each_item_wakes_one_of_the_waiting_tasks() -> None:
     queue = new_queue()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         waiting = [group.create_task(queue.take_item()) for _ in range(2)]
         await asyncio.sleep(0)
         queue.add_item(A, is_urgent=False)
@@ -72,7 +72,7 @@ async def test_orders_of_one_request_are_stepped_one_after_the_other() -> None:
     queue = new_queue()
     for mm_hash in (A, B, C):
         queue.add_item(mm_hash, is_urgent=True, request="req-1")
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for mm_hash in (A, B, C):
             assert await queue.take_item() == (mm_hash, False)
             another = group.create_task(queue.take_item())

@@ -3,10 +3,9 @@
 import pytest
 
 from tests.support.item_records import item_record
-from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
-from triptych_gateway.encode.item_table import ALLOWED, Item, ItemFailure, ItemState, ItemTable, transition
+from triptych_gateway.encode.item_table import ItemFailure, ItemState, ItemTable
 from triptych_gateway.encode.sizes import ItemSizes
 
 H = MmHash("a" * 64)
@@ -38,15 +37,6 @@ def test_the_whole_way(table: ItemTable) -> None:
     assert len(table) == 0
 
 
-def test_one_job_for_many_requests(table: ItemTable) -> None:
-    table.join_item(H, R1)
-    assert table.order_item(H, J1)
-    table.join_item(H, R2)
-    assert not table.order_item(H, J2)
-    assert table.set_sizes(H, SIZES, sealed=True) == {R1, R2}
-    assert state(table) is ItemState.SEALED
-
-
 def test_sizes_known_from_before_need_no_job(table: ItemTable) -> None:
     item = table.join_item(H, R1)
     table.recall_sizes(H, SIZES)
@@ -75,30 +65,6 @@ def test_failure_reaches_all_and_can_be_ordered_again(table: ItemTable) -> None:
     assert (item.state, item.num_attempts, item.failure) == (ItemState.SIZING, 2, None)
 
 
-def test_stale_and_late_messages_are_harmless(table: ItemTable) -> None:
-    assert table.set_sizes(H, SIZES, sealed=False) == frozenset()
-    assert table.seal_item(H) == frozenset()
-    assert table.fail_job(H, J1, BROKEN) == frozenset()
-    table.leave_item(H, R1)
-    table.join_item(H, R1)
-    table.order_item(H, J1)
-    assert table.fail_job(H, J2, BROKEN) == frozenset()
-    assert state(table) is ItemState.SIZING
-    table.seal_item(H)
-    table.seal_item(H)
-    assert table.set_sizes(H, SIZES, sealed=False) == {R1}
-
-
-def test_nothing_is_kept_of_a_job_that_no_request_waits_for(table: ItemTable) -> None:
-    """Whether it runs on is known to Redis, where later requests ask."""
-    table.join_item(H, R1)
-    table.order_item(H, J1)
-    table.leave_item(H, R1)
-    assert len(table) == 0
-    table.join_item(H, R2)
-    assert table.order_item(H, J2)
-
-
 def test_the_job_in_flight_is_the_one_that_redis_names(table: ItemTable) -> None:
     item = table.join_item(H, R1)
     table.order_item(H, J1)
@@ -111,21 +77,3 @@ def test_the_job_in_flight_is_the_one_that_redis_names(table: ItemTable) -> None
     assert not item.in_flight
     assert table.order_item(H, J1, retry_of=FailureKind.ENCODER_ERROR)
     assert (item.is_claimed, item.is_retry, item.num_attempts) == (False, True, 3)
-
-
-STEPS = [(state, to) for state in ItemState for to in ItemState if to is not state]
-
-
-@pytest.mark.parametrize(("state", "to"), [step for step in STEPS if step[1] not in ALLOWED[step[0]]])
-def test_illegal_transitions(state: ItemState, to: ItemState) -> None:
-    item = Item(H, state)
-    with pytest.raises(IllegalTransitionError):
-        transition(item, to)
-    assert item.state is state
-
-
-@pytest.mark.parametrize(("state", "to"), [step for step in STEPS if step[1] in ALLOWED[step[0]]])
-def test_legal_transitions(state: ItemState, to: ItemState) -> None:
-    item = Item(H, state)
-    transition(item, to)
-    assert item.state is to

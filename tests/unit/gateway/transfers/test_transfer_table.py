@@ -2,15 +2,12 @@
 
 import pytest
 
-from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_gateway.transfers.transfer_table import (
-    ALLOWED,
     ItemTransfers,
     OrderReason,
     Transfer,
     TransferState,
-    transition,
 )
 
 A, B = MmHash("a" * 64), MmHash("b" * 64)
@@ -29,18 +26,6 @@ def ordered(
     transfer = table.join(A, "t", R1)
     table.order(transfer, transfer_id, source, 100, 1.0, due_at)
     return transfer
-
-
-@pytest.mark.parametrize("state", TransferState)
-@pytest.mark.parametrize("to", TransferState)
-def test_only_what_is_drawn_can_follow(state: TransferState, to: TransferState) -> None:
-    transfer = Transfer(A, "t", state=state)
-    if to is state or to in ALLOWED[state]:
-        transition(transfer, to)
-        assert transfer.state is to
-    else:
-        with pytest.raises(IllegalTransitionError):
-            transition(transfer, to)
 
 
 def test_one_transfer_for_an_item_and_a_target(table: ItemTransfers) -> None:

@@ -1,15 +1,9 @@
 """Admission records: what a request needs, by place, and its states."""
 
-import pytest
-
 from tests.support.vllm_connector.fake_engine import fake_request, mm_hash
-from triptych_common.domain.errors import IllegalTransitionError
 from triptych_vllm_connector.consumer.admission import (
-    ALLOWED,
     Admission,
-    AdmissionState,
     make_admission,
-    move_admission,
 )
 from triptych_vllm_connector.consumer.preallocator import Need
 
@@ -43,17 +37,3 @@ def test_needs_are_the_places_that_the_kv_cache_does_not_cover_whole() -> None:
     assert admission.needs_after(8) == [Need(B, 6, 1), Need(A, 4, 2)]
     assert [feature.item_index for feature in admission.covered_by(18)] == [0, 1]
     assert admission.needs_after(admission.last_end) == []
-
-
-@pytest.mark.parametrize("state", AdmissionState)
-@pytest.mark.parametrize("to", AdmissionState)
-def test_only_the_drawn_steps_can_be_taken(state: AdmissionState, to: AdmissionState) -> None:
-    admission = admission_of((A, 4))
-    admission.state = state
-    if to in ALLOWED[state]:
-        move_admission(admission, to)
-        assert admission.state is to
-    else:
-        with pytest.raises(IllegalTransitionError):
-            move_admission(admission, to)
-        assert admission.state is state

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S, Deadlines
-from triptych_vllm_connector.links.alarm import Alarm
+from triptych_vllm_connector.links.opening import Alarm
 
 
 @pytest.fixture

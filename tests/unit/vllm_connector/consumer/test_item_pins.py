@@ -5,11 +5,8 @@ import pytest
 from tests.support.vllm_connector.fake_engine import FakePinLink, descriptor, mm_hash
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_vllm_connector.consumer.item_pins import (
-    ALLOWED,
-    EngineItem,
     EngineItemState,
     ItemPins,
-    move_item,
 )
 
 A, B = mm_hash("a"), mm_hash("b")
@@ -38,19 +35,6 @@ def bench() -> Bench:
 @pytest.fixture
 def pins(bench: Bench) -> ItemPins:
     return bench.pins
-
-
-@pytest.mark.parametrize("state", EngineItemState)
-@pytest.mark.parametrize("to", EngineItemState)
-def test_only_the_drawn_steps_can_be_taken(state: EngineItemState, to: EngineItemState) -> None:
-    item = EngineItem(A, state=state)
-    if to in ALLOWED[state]:
-        move_item(item, to)
-        assert item.state is to
-    else:
-        with pytest.raises(IllegalTransitionError):
-            move_item(item, to)
-        assert item.state is state
 
 
 def test_the_store_is_asked_once_for_an_item_however_many_need_it(bench: Bench, pins: ItemPins) -> None:

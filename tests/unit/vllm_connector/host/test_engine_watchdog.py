@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.virtual_time import virtual_time
 from triptych_common.domain.errors import TriptychError
 from triptych_vllm_connector.host.engine_watchdog import (
     SPIN_FACTOR,
@@ -90,6 +91,7 @@ def test_on_a_gpu_nothing_is_counted() -> None:
     assert engine_cpu_seconds(on_gpu=True) is None
 
 
+@virtual_time
 async def test_an_engine_that_answers_others_is_only_slow() -> None:
     limit_s = 2.0
     watchdog, is_answered = EngineWatchdog(StallCheck(limit_s, None), HangsError), asyncio.Event()
@@ -106,6 +108,7 @@ async def test_an_engine_that_answers_others_is_only_slow() -> None:
         is_answered.set()
 
 
+@virtual_time
 async def test_an_engine_that_computes_is_not_ended_before_it_stands_still() -> None:
     limit_s, looks = 0.02, 0
     num_looks_of_work = 5
@@ -122,6 +125,7 @@ async def test_an_engine_that_computes_is_not_ended_before_it_stands_still() -> 
     assert looks > num_looks_of_work
 
 
+@virtual_time
 async def test_work_that_is_cancelled_is_no_answer() -> None:
     """Callers that come and go keep no hanging engine alive."""
     watchdog = EngineWatchdog(StallCheck(0.1, None), HangsError)

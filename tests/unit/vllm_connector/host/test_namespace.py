@@ -22,12 +22,14 @@ from triptych_vllm_connector.host import model_snapshot as snapshot
 from triptych_vllm_connector.host.engine_options import encoder_options, prefill_decode_options
 from triptych_vllm_connector.host.model_snapshot import UnresolvedModelError, snapshot_parts
 from triptych_vllm_connector.host.namespace import (
+    ACCESS_FIELDS,
+    RESULT_FIELDS,
+    SEED_FIELD,
     EngineOptionsError,
     digest_of_engine,
     digest_of_model,
     parse_engine_options,
 )
-from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
 
 # Modules of torch and transformers that vLLM imports late warn of their own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.vllm_connector.fake_engine import mm_hash
 from triptych_common.protocol.messages import Decision, EncodeNeeded, ItemAck, Outcome, Preallocation
 from triptych_common.protocol.names import StreamNames
-from triptych_vllm_connector.links.message_sender import BusMessageSender
+from triptych_vllm_connector.links.opening import BusMessageSender
 
 ITEM: dict[str, Any] = {"request_id": "r", "item_index": 0, "mm_hash": mm_hash("a"), "prefill_decode": "pd-0"}
 

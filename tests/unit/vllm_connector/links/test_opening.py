@@ -68,7 +68,7 @@ def test_the_consumer_and_all_below_it_import_neither_vllm_nor_torch() -> None:
         "import sys, triptych_vllm_connector.consumer.consumer, triptych_vllm_connector.step_orders,"
         " triptych_vllm_connector.config, triptych_vllm_connector.host.engine_options,"
         " triptych_vllm_connector.host.namespace, triptych_vllm_connector.links.readable_pins,"
-        " triptych_vllm_connector.links.message_sender, triptych_vllm_connector.links.alarm;"
+        " triptych_vllm_connector.links.opening, triptych_vllm_connector.links.opening;"
         " print(sorted({'vllm', 'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run(

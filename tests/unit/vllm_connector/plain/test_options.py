@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from triptych_vllm_connector.config import StoreConfig
-from triptych_vllm_connector.plain.options import PlainOptions
+from triptych_vllm_connector.plain.connector import PlainOptions
 
 
 def vllm_config(

@@ -13,7 +13,7 @@ from triptych_common.protocol.messages import ItemTransfer, Modality
 pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
-from triptych_vllm_connector.records.item_parts import ItemUrlParser, request_items
+from triptych_vllm_connector.records.replaying import ItemUrlParser, request_items
 
 IMAGE, SOUND, OTHER = (MmHash(digit * 64) for digit in "abc")
 

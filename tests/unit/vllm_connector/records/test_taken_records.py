@@ -11,11 +11,11 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 
 pytest.importorskip("vllm")
-from triptych_vllm_connector.records.item_parts import request_items
 from triptych_vllm_connector.records.replaying import (
     _refusing_placeholders,
     _taking_records,
     _taking_records_of_count,
+    request_items,
 )
 
 ITEM = MmHash("a" * 64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.multimodal.inputs import PlaceholderRange
 
-from triptych_vllm_connector.scheduler.kv_coverage import KvReads, covers_items
+from triptych_vllm_connector.scheduler.kv_refusals import KvReads, covers_items
 
 
 def feature(offset: int, length: int, is_embed: list[bool] | None = None) -> Any:

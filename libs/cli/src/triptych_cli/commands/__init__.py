@@ -1,8 +1,8 @@
-"""What each command does. Modules import what they need when they run, so that `--help` stays fast.
+"""Implementations of the commands. Modules import what they need when they run, so that `--help` stays fast.
 
 the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, restart, drain,
                 hosts/: of several hosts;
-                demo (with demo_folders: its private folders; half_blocks: an image on the terminal)
+                demo (with demo_folders: its private folders)
 inspection      store, streams, trace; clients: their clients of the running system;
                 tables/: what `status` shows of the registry
 the machine     doctor

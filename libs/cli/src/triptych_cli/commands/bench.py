@@ -55,5 +55,5 @@ def soak(
 
 
 def scripts_there() -> dict[str, Path]:
-    """By name."""
+    """Benchmark scripts of the checkout, by name."""
     return {file.stem: file for file in sorted((CHECKOUT / "benchmarks").glob("[a-z]*.py"))}

@@ -12,7 +12,7 @@ STEP_LIMIT_S = 900.0
 
 
 def steps() -> list[tuple[str, list[str]]]:
-    """(name, command), in order."""
+    """Steps in order: name and command."""
     python = sys.executable
     tools = Path(python).parent
     packages = sorted(
@@ -34,7 +34,7 @@ def steps() -> list[tuple[str, list[str]]]:
 
 
 def check() -> int:
-    """Run every step, also after one has failed; 0 when all pass."""
+    """Run every step, even after a failure; 0 if all pass."""
     failed = []
     for name, command in steps():
         start = time.monotonic()

@@ -1,5 +1,7 @@
-"""Clients of the running system, for the commands that inspect it: of what `up` has started on this machine,
-else of the system whose addresses are in the environment, as in each container of Compose.
+"""Clients of the running system, for the commands that inspect it.
+
+The system is the one `up` has started on this machine, else the one whose addresses are in the environment,
+as in each container of Compose.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ class NothingRunningError(Exception):
 
 @dataclass(frozen=True)
 class SystemAddresses:
-    """Where the parts of a running system are reached."""
+    """Addresses of a running system's parts."""
 
     redis_url: str | None  # None: the environment does not say
     deployment: str
@@ -36,7 +38,7 @@ class SystemAddresses:
 
 
 def running_system() -> SystemAddresses:
-    """Raises NothingRunningError."""
+    """Addresses of the running system; raises NothingRunningError without one."""
     settings = CliSettings()
     status = read_status(lasting_layout(settings).state_file)
     if status is not None:
@@ -47,7 +49,7 @@ def running_system() -> SystemAddresses:
 
 
 def traces_folder() -> Path:
-    """Where the system writes its spans as files; also after it has ended."""
+    """Folder with the system's span files, which outlives the system."""
     settings = CliSettings()
     folder = lasting_layout(settings).traces_dir
     return folder if folder.exists() or settings.traces_dir is None else settings.traces_dir
@@ -72,7 +74,7 @@ async def message_bus() -> AsyncIterator[AsyncBus]:
 
 
 async def list_entries(session: AsyncStoreSession, limit: int | None = None) -> list[EntryInfo]:
-    """Entries of the store, by their hashes, page by page; all of them unless there is a `limit`."""
+    """Entries of the store by hash, read page by page, up to `limit`."""
     found: list[EntryInfo] = []
     while limit is None or len(found) < limit:
         asked = MAX_LISTED if limit is None else min(MAX_LISTED, limit - len(found))
@@ -85,14 +87,14 @@ async def list_entries(session: AsyncStoreSession, limit: int | None = None) -> 
 
 
 def expect(kind: type[Reply], reply: StoreReply) -> Reply:
-    """`reply`. Raises StoreProtocolError when it is of another kind."""
+    """`reply`, checked; raises StoreProtocolError if it is of another kind."""
     if not isinstance(reply, kind):
         raise StoreProtocolError("bad_frame", f"the store answered {reply.TYPE}")
     return reply
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command's coroutine; what it cannot reach becomes a message and exit code 1."""
+    """Run a command's coroutine; an unreachable system becomes a message and exit code 1."""
     try:
         return asyncio.run(work())
     except NothingRunningError:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+from PIL import Image
+from rich.color import Color
 from rich.markup import escape
+from rich.style import Style
+from rich.text import Text
 
 from triptych_cli.commands.demo_folders import private_layout, sweep
-from triptych_cli.commands.half_blocks import half_blocks
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CHECKOUT, caller_environment
@@ -30,11 +33,12 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
+UPPER_HALF = "▀"
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
 ENCODE_SPAN = "encoder.encode"
 HANDOVER_SPANS = frozenset({ENCODE_SPAN, "prefill.inject"})
-"""Of a picture that an encoder encodes for another instance."""
+"""Spans of a picture that an encoder encodes for another instance."""
 REQUEST_LIMIT_S = 120.0
 TRACE_LIMIT_S = 5.0
 TIDY_LIMIT_S = 10.0
@@ -44,9 +48,24 @@ UNWANTED = frozenset(
 )
 
 
+def half_blocks(file: Path, height: int = 16, max_width: int = 100) -> Text:
+    """Image in `file` as half blocks of colour, `height` pixels high (half as many lines)."""
+    with Image.open(file) as image:
+        width = max(1, min(max_width, round(image.width * height / image.height)))
+        pixels = image.convert("RGB").resize((width, height - height % 2)).tobytes()
+    colours = [Color.from_rgb(*pixels[at : at + 3]) for at in range(0, len(pixels), 3)]
+    rows = [colours[at : at + width] for at in range(0, len(colours), width)]
+    text = Text()
+    for upper_row, lower_row in zip(rows[::2], rows[1::2], strict=True):
+        for upper, lower in zip(upper_row, lower_row, strict=True):
+            text.append(UPPER_HALF, Style(color=upper, bgcolor=lower))
+        text.append("\n")
+    return text
+
+
 @dataclass(frozen=True)
 class DemoSample:
-    """One picture of held-out handwriting, and what it shows."""
+    """One picture of held-out handwriting, and its text."""
 
     file: Path
     digits: str  # "3 1 4"
@@ -82,7 +101,7 @@ def load_samples(folder: Path, count: int) -> list[DemoSample]:
 
 
 def demo(options: SystemOptions, num_images: int) -> int:
-    """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
+    """Set up, show, stop; 0 if the pictures were read, 130 after Ctrl-C, 1 otherwise."""
     try:
         sweep()
         samples = load_samples(SAMPLES, num_images)
@@ -104,7 +123,7 @@ def demo(options: SystemOptions, num_images: int) -> int:
 
 
 def demo_environment(caller: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what would take the demo's spans away, or ask it for a key."""
+    """The caller's environment without variables that redirect the demo's spans, or require a key."""
     return {
         name: value
         for name, value in caller.items()
@@ -149,7 +168,7 @@ async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
 
 
 async def _tidy_redis(url: str, deployment: str) -> None:
-    """The demo's deployment is its own; nothing of it stays in a Redis that the user named."""
+    """Delete the demo's deployment, so that nothing stays in a Redis that the user named."""
     try:
         async with (
             asyncio.timeout(TIDY_LIMIT_S),
@@ -164,7 +183,7 @@ async def _tidy_redis(url: str, deployment: str) -> None:
 async def _show(
     supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample], stages: frozenset[str]
 ) -> None:
-    """Each picture once, then the first one again. `stages`: spans of a picture's first trace."""
+    """Ask about each picture once, then about the first again; `stages` are spans of a first trace."""
     async with AsyncOpenAI(
         base_url=supervisor.endpoint,
         api_key="none",
@@ -250,10 +269,9 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
 async def _trace_of(
     layout: RunLayout, answer: DemoAnswer, stages: frozenset[str] = frozenset()
 ) -> list[SpanRecord]:
-    """The answer's trace, once its root span, those of `stages` and the engines' have arrived.
+    """Trace of the answer, once its root span, those of `stages` and the engines' have arrived.
 
-    Files cannot be awaited: they are read until no span is added any more, at most
-    `TRACE_LIMIT_S`.
+    Files cannot be awaited: they are read until no more spans come, for at most `TRACE_LIMIT_S`.
     """
     deadline = time.monotonic() + TRACE_LIMIT_S
     spans: list[SpanRecord] = []

@@ -1,4 +1,4 @@
-"""The folders of `demo`: private, gone at its end; what demos that were killed have left is swept."""
+"""Folders of `demo`: private, removed at its end; leftovers of killed demos are swept."""
 
 import contextlib
 import fcntl
@@ -21,13 +21,13 @@ UNLOCKED_AGE_S = 60.0  # a folder this young may be about to be locked by its de
 
 
 def base_folder() -> Path:
-    """Where run directories of demos are made: beside the one of `up`."""
+    """Parent of the demos' run directories, beside that of `up`."""
     return CliSettings().run_dir.parent.resolve()
 
 
 @contextmanager
 def private_layout() -> Iterator[RunLayout]:
-    """Folders for one demo, gone at its end.
+    """Folders for one demo, removed at its end.
 
     Raises:
         OSError: they cannot be made.
@@ -48,7 +48,7 @@ def private_layout() -> Iterator[RunLayout]:
 
 
 def sweep() -> None:
-    """Clear what demos of this user that were killed have left; folders of others are not touched."""
+    """Remove what killed demos of this user have left; other users' folders are not touched."""
     for folder in base_folder().glob(f"{PREFIX}*"):
         layout = RunLayout(folder, folder)
         with contextlib.suppress(FileNotFoundError):  # another sweep, or its demo, was faster
@@ -67,7 +67,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """No demo holds its lock, and none is making it just now."""
+    """True if no demo holds the folder's lock, or is about to."""
     if time.time() - folder.lstat().st_mtime < UNLOCKED_AGE_S:
         return False
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

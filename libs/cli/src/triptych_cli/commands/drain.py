@@ -1,11 +1,12 @@
-"""`drain HOST`: this host is emptied, while the others go on.
+"""`drain HOST`: empties this host, while the others go on.
 
-    1  entries that fit elsewhere go there, those first that were used last; everything here still serves
-    2  gateways and engines here end, as they always do: they take nothing new, and finish what they have
+    1  entries that fit elsewhere go there, most recently used first; everything here still serves
+    2  gateways and engines here drain: they take nothing new, and finish what they have
     3  entries that came meanwhile go, too
-    4  the fabric agent ends, then the store, then the supervisor: as `down`
+    4  the fabric agent ends, then the store, then the supervisor, as with `down`
 
-It is run on the host itself, since only there the store answers: nobody who reaches Redis can end a host.
+It runs on the host itself, since the store answers only there: access to Redis does not suffice to end a
+host.
 """
 
 import asyncio
@@ -38,8 +39,9 @@ WRONG_HOST, NOTHING_RUNS = 2, 3
 
 
 def drain(name: str, timeout_s: float) -> int:
-    """0 when the host is empty and all that fits elsewhere is there; 1 when not; 2: it is not this host, or
-    must not be drained; 3: nothing runs.
+    """Drain this host; 0 if it is empty and all that fits elsewhere is there, 1 if not.
+
+    2: `name` is not this host, or the host must not be drained. 3: nothing runs.
     """
     layout = lasting_layout(CliSettings())
     status = read_status(layout.state_file)
@@ -61,7 +63,7 @@ def drain(name: str, timeout_s: float) -> int:
 def empty_host(
     host: HostStatus, timeout_s: float, stop_engines: Callable[[], bool], stop_rest: Callable[[], list[str]]
 ) -> int:
-    """All steps of this module, for a host that may be drained; the exit code.
+    """Run all steps for a host that may be drained; returns the exit code.
 
     Args:
         stop_engines: whether all that serves has ended.
@@ -84,7 +86,7 @@ def empty_host(
 
 
 async def _why_not(host: HostStatus, name: str) -> str | None:
-    """Why this host is not to be drained; None: it is."""
+    """Reason not to drain this host, or None."""
     try:
         hosts = [each.name for each in hosts_of(await read_records())]
     except (TriptychError, OSError) as error:
@@ -102,7 +104,7 @@ async def _why_not(host: HostStatus, name: str) -> str | None:
 
 
 def _move(host: HostStatus, timeout_s: float, done: dict[str, str]) -> MoveResults:
-    """Entries of the host's store that fit elsewhere go there. A failure is told, and no reason to stay."""
+    """Move entries of the host's store that fit elsewhere; failures are printed and do not stop the drain."""
     try:
         return asyncio.run(_moved(host, time.monotonic() + timeout_s, done))
     except (TriptychError, OSError) as error:
@@ -111,7 +113,7 @@ def _move(host: HostStatus, timeout_s: float, done: dict[str, str]) -> MoveResul
 
 
 def _left_behind(first: MoveResults, second: MoveResults) -> str | None:
-    """Which entries should have been moved and were not, and why; None: there are none."""
+    """Entries that should have been moved and were not, with reasons; None if there are none."""
     failures = {
         mm_hash: why
         for mm_hash, why in (first.failures | second.failures).items()
@@ -157,13 +159,13 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
 
 
 async def _entries() -> list[EntryInfo]:
-    """Those of the host's store."""
+    """Entries of this host's store."""
     async with store_session() as session:
         return await list_entries(session)
 
 
 async def _settled_records(registry: Registry, host: HostStatus, until: float) -> list[InstanceRecord]:
-    """All records, once the agents have told what a plan needs; at `until` as they are."""
+    """All records, once the agents have reported what a plan needs, or at `until`."""
     with out.status("waiting for the fabric agents ..."):
         while True:
             records = await registry.list_instances()
@@ -179,7 +181,7 @@ def _has_agent(records: Sequence[InstanceRecord], host: HostStatus) -> bool:
 
 
 def _show_plan(plan: MovePlan, *, is_known: bool) -> None:
-    """`is_known`: how much room there is elsewhere."""
+    """Print the plan; `is_known` is true if the free space elsewhere is known."""
     if plan.moves:
         stores = ", ".join(sorted({each.target for each in plan.moves}))
         num_bytes = sum(each.num_bytes for each in plan.moves)
@@ -193,7 +195,7 @@ def _show_plan(plan: MovePlan, *, is_known: bool) -> None:
 
 
 def _stop_engines(layout: RunLayout, status: SystemStatus, host: HostStatus) -> bool:
-    """Whether all that serves has ended; agent, store and Redis stay."""
+    """Stop everything that serves, but not agent, store and Redis; True if all has ended."""
     names = tuple(each.name for each in status.services if each.name not in (host.agent, host.store, "redis"))
     try:
         with out.status("draining ...") as spinner:

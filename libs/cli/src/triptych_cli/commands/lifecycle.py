@@ -1,4 +1,4 @@
-"""`up`, `down`, `logs`: the system left running on this machine."""
+"""`up`, `down`, `logs`: a system that keeps running on this machine."""
 
 import asyncio
 import contextlib
@@ -33,9 +33,9 @@ TEXT_PART = '{"type": "text", "text": "read the digits"}'
 
 
 def up(options: SystemOptions, join: str | None = None) -> int:
-    """Start the system in the background, and return when it is ready.
+    """Start the system in the background; return when it is ready.
 
-    `join`: become a host of a system that runs elsewhere: the URL of its Redis, or its first host's folder.
+    `join` makes this machine a host of a system elsewhere: the URL of its Redis, or its first host's folder.
     """
     settings = CliSettings()
     layout = lasting_layout(settings)
@@ -60,7 +60,7 @@ def up(options: SystemOptions, join: str | None = None) -> int:
 
 
 def joined(options: SystemOptions, join: str) -> SystemOptions:
-    """With the Redis, and the key, of what is joined.
+    """Options with the Redis and the key of the system to join.
 
     Raises:
         LaunchError: `join` is neither a URL nor such a folder.
@@ -100,11 +100,11 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
 
 
 def _show_reach(host: str) -> None:
-    """Who can call the gateway, where that is not this machine alone."""
+    """Warn if callers on other machines can reach the gateway."""
     if host != LOOPBACK:
         out.print(
             f"[yellow]![/] the gateway listens on {host} (TRIPTYCH_HOST): every caller that reaches it is "
-            "served, unless TRIPTYCH_API_KEYS is set (docs/security.md)",
+            "served, unless TRIPTYCH_API_KEYS is set (docs/operations/security.md)",
             soft_wrap=True,
         )
 
@@ -124,7 +124,7 @@ def _show_endpoint(status: SystemStatus) -> None:
 
 
 def _show_host(host: HostStatus) -> None:
-    """What another machine needs in order to join."""
+    """Print what another machine needs in order to join."""
     if host.key_file is not None and Path(host.key_file).parent != Path(host.join_dir):
         out.print(
             f"\nThis is the host [bold]{host.name}[/]. Another one joins by the same Redis and this key:\n"
@@ -145,7 +145,7 @@ def _show_host(host: HostStatus) -> None:
 
 
 def down() -> int:
-    """End the system and make sure that nothing is left of it."""
+    """Stop the system and remove everything that is left of it."""
     layout = lasting_layout(CliSettings())
     if not layout.run_dir.exists():
         out.print("nothing is running")
@@ -160,7 +160,7 @@ def down() -> int:
 
 
 def logs(service: str, follow: bool, num_lines: int) -> int:
-    """The end of the log of a service, or of the supervisor; `follow`: and what is added, until Ctrl-C."""
+    """Print the end of a service's or the supervisor's log; with `follow`, also new lines until Ctrl-C."""
     layout = lasting_layout(CliSettings())
     known = sorted(file.stem for file in layout.logs_dir.glob("*.log"))
     matches = [name for name in known if is_named(name, service)]
@@ -185,7 +185,7 @@ def _count_lines(file: Path) -> int:
 
 
 def supervise(options: SystemOptions, progress_fd: int) -> int:
-    """The daemon itself."""
+    """Run the supervisor daemon to its end."""
     settings = CliSettings()
     layout = lasting_layout(settings)
     log = RotatingLog(layout.log_file(SUPERVISOR), layout.log_max_bytes)  # stderr is its first file

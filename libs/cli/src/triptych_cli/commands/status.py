@@ -1,4 +1,4 @@
-"""`status`: the services of this machine, and what is registered in the whole system."""
+"""`status`: the services of this machine, and all instances registered in the system."""
 
 import asyncio
 import json
@@ -49,11 +49,11 @@ NOTHING_RUNS = 3
 
 
 def status(as_json: bool) -> int:
-    """A table of the services; 0 when all are ready and answer, 1 when not, 3 when nothing runs.
+    """Print the services; 0 if all are ready and answer, 1 if not, 3 if nothing runs.
 
-    The supervisor, Redis and the registry are asked, too: a process that lives need not answer.
-    Of a system that `up` has not started: what is registered; 0 when an instance serves requests, else 1.
-    `as_json`: the same facts as one object.
+    The supervisor, Redis and the registry are asked, too: a living process need not answer. For a system that
+    `up` has not started: the registered instances; 0 if one serves requests, else 1. `as_json` prints the
+    same facts as one object.
     """
     settings = CliSettings()
     layout = lasting_layout(settings)
@@ -83,7 +83,7 @@ def status(as_json: bool) -> int:
 
 
 def _is_supervised(layout: RunLayout, current: SystemStatus) -> bool:
-    """False, with a message, when the supervisor was killed, was stopped, or hangs."""
+    """True if the supervisor answers; otherwise prints that it was killed, was stopped, or hangs."""
     if not is_supervised(layout):
         fail("the supervisor was killed; ./triptych down clears what it left")
         return False
@@ -99,7 +99,7 @@ def _is_supervised(layout: RunLayout, current: SystemStatus) -> bool:
 def _as_found(
     current: SystemStatus, records: Sequence[InstanceRecord] | None, *, supervised: bool
 ) -> SystemStatus:
-    """`current`, but for what is seen to be otherwise: ended processes, expired records, a silent Redis."""
+    """`current`, corrected by what is observed: ended processes, expired records, a silent Redis."""
     registered = None if records is None else {record.instance for record in records}
     found = tuple(_service_as_found(each, registered, supervised) for each in current.services)
     return current.model_copy(update={"services": found})
@@ -131,7 +131,7 @@ def _has_processes(service: ServiceStatus) -> bool:
 
 
 def read_registered() -> list[InstanceRecord] | None:
-    """None: Redis cannot be reached, which has been told."""
+    """Records of the registry; None if Redis is unreachable (already printed)."""
     try:
         return asyncio.run(read_records())
     except (TriptychError, OSError) as error:
@@ -140,7 +140,7 @@ def read_registered() -> list[InstanceRecord] | None:
 
 
 def show_shortfalls(model: str, records: Sequence[InstanceRecord] | None) -> None:
-    """A line for each thing that the model could do and the system does not."""
+    """Print a line for each capability of the model that the system does not serve."""
     for line in shortfalls(records or (), known_config(model), CliSettings().transport):
         out.print(f"[yellow]![/] {escape(line)}", soft_wrap=True)
 
@@ -195,7 +195,7 @@ def _show_registered(records: Sequence[InstanceRecord], *, with_instances: bool)
 
 
 def _show_json(current: SystemStatus | None, records: Sequence[InstanceRecord] | None) -> None:
-    """Without URLs of Redis: they can hold a password."""
+    """Print JSON without URLs of Redis, which can hold a password."""
     shown: dict[str, Any] = {"services": []}
     if current is not None:
         fields = {"endpoint", "deployment", "model", "host", "services"}

@@ -19,7 +19,7 @@ VERIFY_TIMEOUT_S = 600.0
 
 
 def stats() -> int:
-    """What a scrape of the store's metrics gets, as a table."""
+    """Print the store's metrics as a table."""
 
     async def work() -> int:
         async with store_session() as session:
@@ -36,7 +36,7 @@ def stats() -> int:
 
 
 def metric_rows(text: str) -> list[tuple[str, str]]:
-    """Name and value of each metric in Prometheus' text format; of a histogram its number and quantiles."""
+    """Name and value of each metric in Prometheus' text format; number and quantiles of histograms."""
     rows: list[tuple[str, str]] = []
     for family in text_string_to_metric_families(text):
         title = family.name.removeprefix("triptych_store_").replace("_", " ")
@@ -71,7 +71,7 @@ def format_value(name: str, value: float) -> str:
 
 
 def verify(evict: bool) -> int:
-    """Check every sealed entry; 1 when one is damaged."""
+    """Check every sealed entry; 1 if one is damaged."""
 
     async def work() -> int:
         command = Verify(seq=0, evict=evict)
@@ -91,7 +91,7 @@ def verify(evict: bool) -> int:
 
 
 def ls(limit: int) -> int:
-    """One row per entry."""
+    """Print one row per entry of the store."""
 
     async def work() -> int:
         async with store_session() as session:
@@ -119,7 +119,7 @@ def ls(limit: int) -> int:
 
 
 def evict(beginning: str | None, everything: bool) -> int:
-    """Evict what is not pinned: all, or the one entry whose hash begins so."""
+    """Evict unpinned entries: all, or the one whose hash begins with `beginning`."""
     if (beginning is None) == (not everything):
         fail("name one content hash (or its beginning), or give --all")
         return 2

@@ -1,4 +1,4 @@
-"""`streams peek | lag | dead`: what is on the bus of the running system, without taking part."""
+"""`streams peek | lag | dead`: reads the bus of the running system without taking part."""
 
 import re
 import time
@@ -17,7 +17,7 @@ SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them, and fo
 
 
 def lag() -> int:
-    """One row per group of each stream."""
+    """Print one row per group of each stream."""
 
     async def work() -> int:
         async with message_bus() as bus:
@@ -40,7 +40,7 @@ def lag() -> int:
 
 
 def peek(stream: str, count: int) -> int:
-    """Entries that are still in `stream`, or in those whose names begin so; newest first."""
+    """Print entries still in `stream`, or in streams with that prefix, newest first."""
 
     async def work() -> int:
         async with message_bus() as bus:
@@ -58,12 +58,12 @@ def peek(stream: str, count: int) -> int:
 
 
 def shorten_digest(stream: str) -> str:
-    """Its name, with the beginning of the digest in it."""
+    """Stream name with its digest shortened."""
     return DIGEST.sub(lambda digest: digest[0][:SHOWN_DIGITS], stream)
 
 
 def dead(count: int) -> int:
-    """The newest dead letters."""
+    """Print the newest dead letters."""
 
     async def work() -> int:
         async with message_bus() as bus:
@@ -78,7 +78,7 @@ def dead(count: int) -> int:
 
 
 def _show(entry: RawEntry) -> None:
-    """The known fields by name; media as their size alone."""
+    """Print known fields by name; media only by size."""
     kind = entry.fields.get("type", b"?").decode(errors="replace")
     out.print(f"[bold]{entry.entry_id}[/] {escape(kind)} [dim]{time.time() - entry.published_s:.0f} s ago[/]")
     for name, value in entry.fields.items():

@@ -1,4 +1,4 @@
-"""`trace REQUEST_ID`: the stages of one request."""
+"""`trace REQUEST_ID`: draws the stages of one request."""
 
 import shutil
 import time
@@ -15,7 +15,7 @@ FULL_BYTES = 64 << 10  # a batch of spans may need as much
 
 
 def trace(request_id: str) -> int:
-    """Draw the request's trace; also after the system has been stopped."""
+    """Draw the request's trace, even after the system has been stopped."""
     traces_dir = traces_folder()
     spans = read_trace(traces_dir, request_id)
     if spans:
@@ -33,7 +33,7 @@ def trace(request_id: str) -> int:
 
 
 def losses(traces_dir: Path, spans: Sequence[SpanRecord]) -> list[str]:
-    """Why spans may be missing: what was lost while `spans` were made, or at any time when there are none."""
+    """Lines about lost spans that may explain gaps in `spans`, or all losses if `spans` is empty."""
     found = [
         f"{each.num_lost} spans of {each.instance} are lost, from {_clock(each.start_ns)} to"
         f" {_clock(each.end_ns)}: {each.error}"

@@ -1,7 +1,7 @@
-"""Requests to a running supervisor, over a Unix socket in the run directory (which is its user's alone).
+"""Requests to a running supervisor, over a Unix socket in the run directory (private to its user).
 
-One request per connection, one JSON object per line: a `ServicesRequest` in, `ServicesReport`s out. When the
-client disconnects, the services at hand are finished and the next ones are left alone.
+One request per connection, one JSON object per line: a `ServicesRequest` in, `ServicesReport`s out. If the
+client disconnects, the service at hand is finished and the next ones are left alone.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class ServicesReport(BaseModel):
 
 @asynccontextmanager
 async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
-    """Requests are served inside the block, one at a time."""
+    """Serve requests during the block, one at a time."""
     busy = asyncio.Lock()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,7 +87,7 @@ async def _carry_out(
 
 
 def answers_ping(path: Path) -> bool:
-    """Whether the supervisor at `path` answers; one that was stopped (SIGSTOP), or hangs, does not."""
+    """True if the supervisor at `path` answers; a stopped (SIGSTOP) or hanging one does not."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(REQUEST_TIMEOUT_S)
@@ -101,7 +101,7 @@ def answers_ping(path: Path) -> bool:
 def request_services(
     path: Path, command: Literal["restart", "stop"], services: tuple[str, ...]
 ) -> Iterator[ServicesReport]:
-    """The reports of the supervisor at `path`, until all of it is done.
+    """Reports of the supervisor at `path`, until the request is done.
 
     Raises:
         OSError: no supervisor accepts requests there.

@@ -1,4 +1,4 @@
-"""The supervisor as a process of its own: what `up` leaves behind, and how `down` ends it.
+"""Supervisor daemon: what `up` leaves running, and how `down` ends it.
 
 `up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes its
 progress there, one JSON object per line; then it closes the pipe and keeps running.
@@ -39,7 +39,7 @@ STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves of `plan` toget
 
 
 class StartReport(BaseModel):
-    """One line on the pipe."""
+    """One line on the progress pipe."""
 
     kind: Literal["status", "ready", "failed"]
     status: SystemStatus | None = None
@@ -48,7 +48,7 @@ class StartReport(BaseModel):
 
 
 class StartReportPipe:
-    """The daemon's end. It closes when the reader has ended."""
+    """The daemon's end of the pipe; closes when the reader has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -67,7 +67,7 @@ class StartReportPipe:
 
 
 async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
-    """Run the system until SIGTERM or SIGINT; the exit code."""
+    """Run the system until SIGTERM or SIGINT; returns the exit code."""
     layout = launch.layout
 
     def on_change(status: SystemStatus) -> None:
@@ -100,9 +100,9 @@ async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
 
 
 def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the daemon in a session of its own: (the process, the reading end of its pipe).
+    """Start the daemon in its own session; returns the process and the read end of its pipe.
 
-    `env` is set over the caller's environment.
+    `env` overrides the caller's environment.
     """
     layout.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_file = layout.log_file(SUPERVISOR)
@@ -125,14 +125,14 @@ def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[s
 
 
 def read_reports(reading: int) -> Iterator[StartReport]:
-    """The reports of the daemon, until it closes its end."""
+    """Reports of the daemon, until it closes its end."""
     with os.fdopen(reading, "rb") as pipe:
         for line in pipe:
             yield StartReport.model_validate_json(line)
 
 
 def stop_system(layout: RunLayout) -> list[str]:
-    """End the system, whether its supervisor runs or was killed: descriptions of what is left."""
+    """End the system, supervised or not; returns descriptions of what is left."""
     status = read_status(layout.state_file)
     if status is not None and is_supervised(layout):
         _end_process(status.supervisor_pid)
@@ -151,7 +151,7 @@ def stop_system(layout: RunLayout) -> list[str]:
 
 
 def _end_process(pid: int) -> None:
-    """SIGTERM and wait for the end; SIGKILL after `STOP_LIMIT_S`."""
+    """Send SIGTERM and wait; SIGKILL after `STOP_LIMIT_S`."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""From the given options to a supervisor: inspects the machine, then plans."""
+"""Prepares a launch: inspects the machine, plans, and builds the supervisor from the options."""
 
 import sys
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Launch:
     """Environment that the services inherit."""
 
     def supervisor(self, on_change: OnChange) -> Supervisor:
-        """To be called in a running event loop.
+        """Build the supervisor, in a running event loop.
 
         Raises:
             LaunchError: no redis-server is to be found.
@@ -64,7 +64,10 @@ class Launch:
         )
 
     def _share(self, host: HostPlan) -> str | None:
-        """Make what other hosts need in order to join, as far as it is not there.
+        """Create the files that other hosts need to join, if they are missing.
+
+        Returns:
+            The password of the embedded Redis, if that is the system's.
 
         Returns:
             The password of the embedded Redis, if that is the system's.
@@ -82,5 +85,5 @@ class Launch:
 
 
 def prepare(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Launch:
-    """Raises LaunchError when the system cannot run here so; nothing was changed."""
+    """Plan the launch; raises LaunchError if it cannot run here, with nothing changed."""
     return Launch(resolve(options, layout, deployment=deployment), layout)

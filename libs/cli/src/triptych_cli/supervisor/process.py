@@ -1,8 +1,8 @@
-"""One child process: its own session, its own log, killed with everything it started.
+"""Child process with its own session and log, killed together with everything it started.
 
-A service may start processes of its own (an engine has three). They stay in the session of the child,
-so the session is what is stopped: SIGTERM to the child, which ends its own processes in order; after a
-limit, or when it is gone, SIGKILL to every process left in the session.
+A service may start processes of its own (an engine has three). They stay in the child's session, which is
+what is stopped: SIGTERM to the child, which ends its own processes in order; after a limit, or when it is
+gone, SIGKILL to every process left in the session.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _set_parent_death_signal() -> None:
-    """In the child, before exec: SIGTERM when the supervisor dies, however it dies."""
+    """Request SIGTERM for the death of the supervisor, in the child before exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """Living processes of the session whose leader was `session`, the leader itself included."""
+    """Living processes of the session that `session` led, the leader included."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
@@ -47,10 +47,10 @@ def session_members(session: int) -> list[psutil.Process]:
 
 
 def is_same_session(session: int, leader_started_at: float | None) -> bool:
-    """False when the number was given to another process since `leader_started_at` (Unix seconds).
+    """False if the number belongs to another process since `leader_started_at` (Unix seconds).
 
-    While any member lives, the kernel does not reuse the number; so a leader of another age means that
-    the session is gone.
+    While any member lives, the kernel does not reuse the number; so a leader of another age means that the
+    session is gone.
     """
     try:
         started_at = psutil.Process(session).create_time()
@@ -60,9 +60,9 @@ def is_same_session(session: int, leader_started_at: float | None) -> bool:
 
 
 def shared_memory_of(members: Sequence[psutil.Process]) -> set[Path]:
-    """POSIX shared memory that `members` have mapped; a process that is killed cannot remove its own.
+    """POSIX shared memory mapped by `members`: a killed process cannot remove its own.
 
-    By inode: a semaphore is mapped under a temporary name, which is linked to its own one afterwards.
+    By inode, because a semaphore is mapped under a temporary name and linked to its own afterwards.
     """
     inodes: set[int] = set()
     for member in members:
@@ -79,7 +79,7 @@ def shared_memory_of(members: Sequence[psutil.Process]) -> set[Path]:
 
 
 def kill_members(session: int) -> list[psutil.Process]:
-    """SIGKILL everything in `session` and remove the shared memory that it had: the killed processes."""
+    """Kill every process in `session` and remove its shared memory; returns the killed processes."""
     members = session_members(session)
     memory = shared_memory_of(members)
     for member in members:
@@ -95,7 +95,7 @@ def remove(files: Iterable[Path]) -> None:
 
 
 def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
-    """End sessions that a killed supervisor has left: the number of processes that were killed.
+    """End sessions that a killed supervisor has left; returns the number of killed processes.
 
     Blocks for little more than `grace_s`, in which the processes can end by themselves.
     """
@@ -118,7 +118,7 @@ def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
 
 
 class ChildProcess:
-    """A started child. `stop_session` may be called from several places; it always ends."""
+    """A started child; `stop_session` may be called from several places and always ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, log_pipe: LogPipe) -> None:
         self._process = process
@@ -129,7 +129,7 @@ class ChildProcess:
     async def start(
         cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: RotatingLog
     ) -> "ChildProcess":
-        """Raises OSError when `argv[0]` cannot be executed."""
+        """Start a child; raises OSError if `argv[0]` cannot be executed."""
         pipe = LogPipe(log)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -148,7 +148,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Also the id of its session."""
+        """Process id, which is also the session's."""
         return self._process.pid
 
     async def wait(self) -> int:
@@ -165,17 +165,17 @@ class ChildProcess:
         return {member.pid: activity_of(member.pid) for member in session_members(self.pid)}
 
     def record_shared_memory(self) -> None:
-        """Record the shared memory that the session has now: `stop_session` removes what is left of it.
+        """Record the session's shared memory for `stop_session`, which removes what is left of it.
 
-        When all its processes are killed at once, it cannot be found out afterwards.
+        If all processes are killed at once, it cannot be found afterwards.
         """
         self._memory |= shared_memory_of(session_members(self.pid))
 
     async def stop_session(self, timeout_s: float) -> int:
-        """End the child and its session: the number of processes that were killed.
+        """End the child and its session; returns the number of killed processes.
 
-        Their shared memory is recorded while they end: an engine kills its own processes after a while,
-        and their resource tracker may be killed here.
+        Shared memory is recorded while they end: an engine kills its own processes after a while, and their
+        resource tracker may be killed here.
         """
         memory = self._memory
         if self._process.returncode is None:
@@ -203,5 +203,5 @@ class ChildProcess:
         return num_killed
 
     def kill_session(self) -> None:
-        """SIGKILL the whole session; a `stop_session` in progress ends at once."""
+        """Kill the whole session; a `stop_session` in progress ends at once."""
         kill_members(self.pid)

@@ -1,7 +1,7 @@
-"""Checks the conditions of `topology.Readiness`: one probe per process of a service, from before its start.
+"""Probes for the conditions of `topology.Readiness`, one per process, created before its start.
 
-A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet
-means "not met", never an error.
+A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet means
+"not met", never an error.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ _NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
 
 
 class Probe(Protocol):
-    """One condition of one start."""
+    """Readiness condition of one start of a service."""
 
     condition: str  # the reason while it is not met, for the user
 
     async def is_met(self) -> bool: ...
 
     async def answers(self) -> bool | None:
-        """Return whether a service that was ready still answers, if only with a refusal; None if unknown."""
+        """True if a service that was ready still answers, even with a refusal; None if unknown."""
         ...
 
 
 @asynccontextmanager
 async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
-    """The probe for `readiness`. Enter it before the service is started: it remembers what was there."""
+    """Probe for `readiness`, entered before the service starts: it records the state before."""
     async with AsyncExitStack() as stack:
         match readiness:
             case RedisAnswers(url):
@@ -59,7 +59,7 @@ async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
 
 @dataclass
 class RedisProbe:
-    """Redis accepts a connection and a command."""
+    """Met once Redis accepts a connection and a command."""
 
     reader: "RegistryReader"
     condition: str = "Redis does not answer"
@@ -72,7 +72,7 @@ class RedisProbe:
 
 @dataclass
 class StoreProbe:
-    """The cache_store answers a ping on its socket."""
+    """Met once the cache_store answers a ping on its socket."""
 
     socket: str
     condition: str = "the store's socket does not answer"
@@ -92,7 +92,7 @@ class StoreProbe:
 
 
 class HttpProbe:
-    """A GET of `url` answers 200."""
+    """Met once a GET of `url` answers 200."""
 
     def __init__(self, url: str, client: httpx.AsyncClient) -> None:
         self.condition = f"{url} was never asked"
@@ -115,7 +115,7 @@ class HttpProbe:
 
 
 class RegistryReader:
-    """Keeps its connection: an engine takes a minute to start and is asked for ten times a second."""
+    """Reads the registry over one connection: a starting engine is asked for ten times a second."""
 
     def __init__(self, url: str, deployment: str) -> None:
         self._url, self._deployment = url, deployment
@@ -128,7 +128,7 @@ class RegistryReader:
         await self._disconnect()
 
     async def list_instances(self) -> list[InstanceRecord] | None:
-        """The registered instances; None while Redis does not answer."""
+        """Registered instances; None while Redis does not answer."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 if self._bus is None:
@@ -145,10 +145,10 @@ class RegistryReader:
 
 
 class RegistryProbe:
-    """`instance` has registered since the probe was made: its boot id is a new one.
+    """Met once `instance` has registered under a boot id that is new since the probe was made.
 
-    If Redis did not answer when the probe was made, the first answer may hold the record of the previous
-    process or of a quick new one. It counts as old until an old one would have expired.
+    If Redis did not answer then, the first answer may hold the record of the previous process or of a quick
+    new one. It counts as old until an old one would have expired.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class RegistryProbe:
 
 
 async def _boots(list_instances: ListInstances, instance: str) -> frozenset[str] | None:
-    """Under which boot ids `instance` is registered; None while Redis does not answer."""
+    """Boot ids under which `instance` is registered; None while Redis does not answer."""
     records = await list_instances()
     if records is None:
         return None

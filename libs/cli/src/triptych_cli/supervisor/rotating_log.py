@@ -1,13 +1,13 @@
-"""A log file that is rotated while its service runs.
+"""Log files rotated while their service runs.
 
-    stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
+stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
 
 A service has the pipe and not the file. It reopens nothing, and no line is lost between two files, which
 copying and truncating would lose. The thread does nothing else, so a busy event loop delays no service.
 
-A service waits while its pipe is full: while the supervisor is stopped, or its disk hangs. What cannot be
-written (a full disk) is dropped. When the supervisor is killed its services end, and what they write then is
-lost.
+A service blocks while its pipe is full: while the supervisor is stopped, or its disk hangs. Output that
+cannot be written (a full disk) is dropped. If the supervisor is killed its services end, and their last
+output is lost.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ CHUNK_BYTES = 64 << 10
 
 
 class RotatingLog(io.RawIOBase):
-    """Appends to `file`. All files of the log together take little more than `max_bytes`.
+    """Appends to `file`; all files of the log together take little more than `max_bytes`.
 
     A file ends with the end of a line, unless a line is as long as a whole file.
     """
@@ -46,7 +46,7 @@ class RotatingLog(io.RawIOBase):
         return True
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Append all of it, in the next file where this one is full."""
+        """Append all of it, in the next file if this one is full."""
         rest = whole = bytes(data)
         with self._lock, contextlib.suppress(OSError):
             if self._num_bytes >= self._file_bytes:
@@ -84,7 +84,7 @@ class RotatingLog(io.RawIOBase):
 
 
 def shift_logs(file: Path) -> None:
-    """`NAME.log` becomes `NAME.log.1`, which becomes `NAME.log.2`, and so on; the last one goes."""
+    """Rename `NAME.log` to `NAME.log.1`, that to `NAME.log.2`, and so on; delete the last."""
     names = [file, *(older_log(file, number) for number in range(1, NUM_FILES))]
     for newer, older in reversed(list(itertools.pairwise(names))):
         with contextlib.suppress(FileNotFoundError):
@@ -92,12 +92,12 @@ def shift_logs(file: Path) -> None:
 
 
 def older_log(file: Path, number: int = 1) -> Path:
-    """The file before `file`, or the one so many before."""
+    """The file `number` rotations before `file`."""
     return file.with_suffix(f".log.{number}")
 
 
 class LogPipe:
-    """The pipe of one process. Its thread ends when all who can write to it have ended."""
+    """Pipe of one process; its thread ends when all writers have ended."""
 
     def __init__(self, log: RotatingLog) -> None:
         reading, self.writing = os.pipe()
@@ -109,11 +109,11 @@ class LogPipe:
         self._thread.start()
 
     def close_writing(self) -> None:
-        """In the supervisor: the process has its own."""
+        """Close the supervisor's copy of the write end; the process has its own."""
         os.close(self.writing)
 
     def wait_end(self, timeout_s: float) -> None:
-        """Block until all that was written is in the log. A process that has left the session may go on."""
+        """Block until everything written is in the log; a process outside the session may go on."""
         self._thread.join(timeout_s)
 
 

@@ -1,16 +1,11 @@
-"""The states of a service, and the state file: `status`, `down` and the next start read it.
+"""States of a service, and the state file, which `status`, `down` and the next start read.
 
-WAITING --dependencies ready--> STARTING --condition met--> READY
-                                 |    ^                       |
-                          failed |    | delay over     exited |
-                                 v    |                       |
-                                BACKOFF <---------------------'
-READY --no answer--> UNRESPONSIVE --answers--> READY        UNRESPONSIVE --exited, hangs--> BACKOFF
-READY, UNRESPONSIVE --restart--> STOPPING --gone--> STARTING
-STARTING, READY, UNRESPONSIVE --stop--> STOPPING --gone--> STOPPED
-WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING, STARTING
-WAITING, BACKOFF --kill_now during a start--> STOPPING
-READY, UNRESPONSIVE --kill_now after a crash--> STOPPED
+WAITING --dependencies ready--> STARTING --condition met--> READY | ^ | failed | | delay over exited | v | |
+BACKOFF <---------------------' READY --no answer--> UNRESPONSIVE --answers--> READY UNRESPONSIVE --exited,
+hangs--> BACKOFF READY, UNRESPONSIVE --restart--> STOPPING --gone--> STARTING STARTING, READY, UNRESPONSIVE
+--stop--> STOPPING --gone--> STOPPED WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING,
+STARTING WAITING, BACKOFF --kill_now during a start--> STOPPING READY, UNRESPONSIVE --kill_now after a
+crash--> STOPPED
 """
 
 import os
@@ -63,7 +58,7 @@ RUNNING = frozenset({ServiceState.READY, ServiceState.UNRESPONSIVE})
 
 
 class LastEnd(BaseModel):
-    """The last end of a service's process; `down` is none."""
+    """Last end of a service's process, except by `down`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -89,7 +84,7 @@ class ServiceStatus(BaseModel):
 
 
 class HostStatus(BaseModel):
-    """What makes this machine one of several hosts."""
+    """Facts of this machine as one of several hosts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -116,7 +111,7 @@ class SystemStatus(BaseModel):
 
 
 def write_status(file: Path, status: SystemStatus) -> None:
-    """Atomic, readable by the owner alone (a Redis URL can hold a password)."""
+    """Write atomically, readable by the owner only (a Redis URL can hold a password)."""
     temporary = file.with_suffix(".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as handle:
@@ -125,7 +120,7 @@ def write_status(file: Path, status: SystemStatus) -> None:
 
 
 def try_write_status(file: Path, status: SystemStatus) -> None:
-    """`write_status` where the system matters more than the file: a failure is logged."""
+    """Write the status; a failure is logged, because the system matters more than the file."""
     try:
         write_status(file, status)
     except OSError as error:  # for one, the run directory's tmpfs is full
@@ -133,7 +128,7 @@ def try_write_status(file: Path, status: SystemStatus) -> None:
 
 
 def read_status(file: Path) -> SystemStatus | None:
-    """None when there is no (readable) state: nothing was started here."""
+    """Status from the file; None if nothing was started here."""
     try:
         return SystemStatus.model_validate_json(file.read_text())
     except (OSError, ValidationError):

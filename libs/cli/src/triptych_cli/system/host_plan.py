@@ -1,4 +1,4 @@
-"""One host of several: its name, where the others reach it, and on which ports. Pure.
+"""Plan of one host of several: its name, address and ports. Pure.
 
 fabric_port        fabric agent
 fabric_port + 1 …  gateways (media, for encoders), then language models, then their KV side channels
@@ -22,16 +22,16 @@ class HostPlan:
 
     @property
     def store(self) -> str:
-        """Name of its store."""
+        """Name of the host's cache_store."""
         return f"store-{self.name}"
 
     @property
     def agent(self) -> str:
-        """Name of its fabric agent."""
+        """Name of the host's fabric agent."""
         return f"fabric-{self.name}"
 
     def ports(self, num_gateways: int, num_language_models: int, num_handing_over: int) -> "HostPorts":
-        """Those after the agent's, for what others reach here."""
+        """Ports after the agent's, for services that other hosts reach."""
         first_model = self.fabric_port + 1 + num_gateways
         first_kv = first_model + num_language_models
         return HostPorts(
@@ -41,7 +41,7 @@ class HostPlan:
         )
 
     def agent_environment(self) -> Mapping[str, str]:
-        """What the agent is told about the network."""
+        """Environment of the agent: its addresses, its port, its key."""
         key = {"TRIPTYCH_FABRIC_KEY_FILE": str(self.key_file)} if self.key_file else {}
         return {
             "TRIPTYCH_FABRIC_LISTEN_HOST": self.address,
@@ -51,7 +51,7 @@ class HostPlan:
         }
 
     def gateway_environment(self, port: int) -> Mapping[str, str]:
-        """A second port, where encoders of other hosts get media; callers do not."""
+        """Environment of a gateway with a second port, where encoders of other hosts get media."""
         return {"TRIPTYCH_INTERNAL_HOST": self.address, "TRIPTYCH_INTERNAL_PORT": str(port)}
 
 

@@ -1,4 +1,4 @@
-"""How this machine becomes one of several hosts: its name and address, its key, and which Redis it joins."""
+"""Makes this machine one of several hosts: its name and address, its key, and the Redis it joins."""
 
 import re
 import socket
@@ -20,19 +20,19 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class JoinError(Exception):
-    """This machine cannot be a host so; the text names the remedy."""
+    """The machine cannot be such a host; the text names the remedy."""
 
 
 @dataclass(frozen=True)
 class JoinTarget:
-    """What `--join` names."""
+    """Target that the option `--join` names."""
 
     redis_url: str
     folder: Path | None  # with the key; None: a URL was given
 
 
 def join_target(text: str) -> JoinTarget:
-    """`text` is the URL of a Redis, or the folder that the first host has made.
+    """Parse `text`: the URL of a Redis, or the folder that the first host has made.
 
     Raises:
         JoinError: it is neither.
@@ -49,7 +49,7 @@ def join_target(text: str) -> JoinTarget:
 
 
 def plan_host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
-    """What of `options` is about several hosts, settled and checked; None: there is one. Changes nothing.
+    """Check and complete the options about several hosts; None for a single host. Changes nothing.
 
     Raises:
         JoinError: it cannot be so.
@@ -72,7 +72,7 @@ def plan_host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
 
 
 def host_name(wanted: str | None) -> str:
-    """As it stands in the names of instances.
+    """Host name as it appears in the names of instances.
 
     Raises:
         JoinError: it holds other characters than they may.
@@ -83,7 +83,7 @@ def host_name(wanted: str | None) -> str:
 
 
 def check_ports(plan: HostPlan, ports: tuple[int, ...]) -> None:
-    """All that others reach here can be listened on.
+    """Check that all ports for other hosts can be listened on.
 
     Raises:
         JoinError: one is taken, or the address is not this machine's.
@@ -128,7 +128,7 @@ def _own_address(options: SystemOptions, redis: RedisAddress | None) -> str:
 
 
 def _address_towards(redis: RedisAddress) -> str:
-    """From which this machine would speak to Redis: the other hosts are there, too."""
+    """Address from which this machine connects to Redis, where the other hosts are, too."""
     host, port = redis.sentinels[0] if redis.sentinels else (
         redis.options.get("host"), redis.options.get("port", 6379)
     )  # fmt: skip
@@ -146,7 +146,7 @@ def _address_towards(redis: RedisAddress) -> str:
 
 
 def _check_reach(url: str, redis: RedisAddress, address: str) -> None:
-    """Raises JoinError: the other hosts would not reach what `url` names."""
+    """Raise JoinError if the other hosts could not reach what `url` names."""
     if _is_loopback(address):
         return
     host = urlsplit(url).hostname
@@ -164,7 +164,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _key_file(options: SystemOptions, layout: RunLayout) -> Path | None:
-    """None: the agents show certificates, and no key was named."""
+    """Key file; None if the agents show certificates and no key was named."""
     if options.fabric_key_file is not None:
         file = Path(options.fabric_key_file).expanduser().absolute()
     elif CliSettings().fabric_tls_cert_file is not None:

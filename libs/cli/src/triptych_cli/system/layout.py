@@ -1,4 +1,4 @@
-"""Where one running system keeps its files."""
+"""Layout of one running system's files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,8 @@ SUPERVISOR = "supervisor"  # the name of its log, beside those of its services
 
 @dataclass(frozen=True)
 class RunLayout:
-    """`run_dir` (tmpfs) holds what vanishes with the system: sockets, region, state. `state_dir` (disk) holds
-    logs, traces and uploaded files, which may grow and stay afterwards.
-    """
+    """`run_dir` (tmpfs) has what vanishes with the system: sockets, region, state. `state_dir` (disk) has
+    logs, traces and uploaded files, which may grow and stay."""
 
     run_dir: Path
     state_dir: Path
@@ -25,7 +24,7 @@ class RunLayout:
 
     @property
     def redis_config(self) -> Path:
-        """Of the embedded Redis where it has a password: command lines are seen by other users."""
+        """Configuration of the embedded Redis with a password: command lines are visible to other users."""
         return self.run_dir / "redis.conf"
 
     @property
@@ -43,12 +42,12 @@ class RunLayout:
 
     @property
     def control_socket(self) -> Path:
-        """Where the supervisor accepts restart requests."""
+        """Socket on which the supervisor accepts restart requests."""
         return self.run_dir / "supervisor.sock"
 
     @property
     def lock_file(self) -> Path:
-        """The supervisor holds a lock on it while it runs."""
+        """File that the supervisor locks while it runs."""
         return self.run_dir / "supervisor.lock"
 
     @property
@@ -61,17 +60,17 @@ class RunLayout:
 
     @property
     def compiled_dir(self) -> Path:
-        """Code that torch has compiled for engines. It stays when the system ends."""
+        """Code that torch has compiled for engines; kept when the system ends."""
         return self.state_dir / "compiled"
 
     @property
     def join_dir(self) -> Path:
-        """What other hosts need in order to join (`shared_secrets`). It stays when the system ends."""
+        """Files that other hosts need to join (`shared_secrets`); kept when the system ends."""
         return self.state_dir / "join"
 
     @property
     def files_dir(self) -> Path:
-        """What callers have uploaded. It stays when the system ends."""
+        """Files that callers have uploaded; kept when the system ends."""
         return self.state_dir / "files"
 
     def log_file(self, service: str) -> Path:
@@ -79,5 +78,5 @@ class RunLayout:
 
 
 def lasting_layout(settings: CliSettings) -> RunLayout:
-    """The folders of the system that `up` starts."""
+    """Layout of the system that `up` starts."""
     return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name, settings.log_max_bytes)

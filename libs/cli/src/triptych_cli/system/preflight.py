@@ -33,7 +33,7 @@ ModelConfig = Mapping[str, Any]
 
 
 def preflight(options: ResolvedOptions) -> None:
-    """Check what would make the start fail, or the system serve nothing, after minutes.
+    """Check for everything that would fail the start, or leave nothing served, only after minutes.
 
     Raises:
         LaunchError: the text names the remedy.
@@ -50,7 +50,7 @@ def preflight(options: ResolvedOptions) -> None:
 
 
 def model_config(options: ResolvedOptions) -> ModelConfig:
-    """The model's configuration, from its folder, the hub's cache or the hub; empty where it is not known.
+    """The model's configuration, from its folder, the hub's cache or the hub; empty if unknown.
 
     Raises:
         LaunchError: there is no such model, or the hub cannot be reached.
@@ -64,7 +64,7 @@ def model_config(options: ResolvedOptions) -> ModelConfig:
 
 
 def option(arguments: Sequence[str], name: str) -> str | None:
-    """The value of `--name=value` or `--name value`; the last one counts. None: it is not there."""
+    """Value of `--name=value` or `--name value`; the last one counts. None if absent."""
     value = None
     for argument, following in pairwise([*arguments, ""]):
         if argument.startswith(f"{name}="):
@@ -75,7 +75,7 @@ def option(arguments: Sequence[str], name: str) -> str | None:
 
 
 def hub_config(model: str, revision: str, token: str | None) -> ModelConfig:
-    """As `model_config`, for a name on the hub."""
+    """Configuration of a model on the hub, as for `model_config`."""
     if ":" in model or HubSettings().vllm_use_modelscope:  # an object store's URL, a GGUF file, another hub
         return {}
     from huggingface_hub import constants, get_token
@@ -104,7 +104,7 @@ def hub_config(model: str, revision: str, token: str | None) -> ModelConfig:
 
 
 def cached_config(model: str, revision: str = "main") -> ModelConfig | None:
-    """From the hub's cache; None: it is not there."""
+    """Configuration from the hub's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = [try_to_load_from_cache(model, name, revision=revision) for name in CONFIG_FILES]
@@ -123,7 +123,7 @@ def known_config(model: str) -> ModelConfig:
 
 
 def downloads_of(model: str) -> Path | None:
-    """The folder into which the files of a model on the hub are downloaded; None: it is a folder here."""
+    """Folder for the downloads of a hub model; None for a local folder."""
     if model.startswith("/"):
         return None
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -169,7 +169,7 @@ def is_text_only(config: ModelConfig) -> bool:
 
 
 def may_take_images(config: ModelConfig) -> bool:
-    """False where the configuration describes a model without anything for images."""
+    """False if the configuration describes a model without anything for images."""
     return not config or any(
         name.startswith(("vision_", "image_token"))
         or (isinstance(part, dict) and part and may_take_images(part))
@@ -179,7 +179,7 @@ def may_take_images(config: ModelConfig) -> bool:
 
 @cache
 def _tables_of_vllm() -> Mapping[str, frozenset[str]]:
-    """Architectures that vLLM knows, read without importing it: that takes half a minute."""
+    """Architectures that vLLM knows, read without importing it, which takes half a minute."""
     tables: dict[str, frozenset[str]] = {TEXT_MODELS: frozenset(), MEDIA_MODELS: frozenset()}
     spec = importlib.util.find_spec("vllm")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -197,7 +197,7 @@ def _tables_of_vllm() -> Mapping[str, frozenset[str]]:
 
 
 def check_redis(url: str, deployment: str) -> None:
-    """Connect once.
+    """Connect to Redis once.
 
     Raises:
         LaunchError: Redis cannot be used; the text holds no secret.
@@ -222,8 +222,9 @@ def check_redis(url: str, deployment: str) -> None:
 
 
 def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
-    """Check that the region holds as much as the encoder caches of all engines that take tensors from it:
-    requests are let in by the room there, and would wait for tensors that find none in the region.
+    """Check that the region holds the encoder caches of all engines that take tensors from it.
+
+    Requests are admitted by those caches' room, and would wait for tensors that do not fit the region.
 
     Raises:
         LaunchError: it is smaller than caches that hold a step's tokens, or a large item.
@@ -250,7 +251,7 @@ def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
 
 
 def tensor_row_bytes(options: ResolvedOptions, config: ModelConfig) -> int:
-    """Bytes of one row of encoder output; 0 where the configuration does not tell."""
+    """Bytes of one row of encoder output; 0 if the configuration does not have it."""
     text = _text_config(config)
     vision = config.get("vision_config")
     deepstack = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
@@ -268,7 +269,7 @@ def tensor_row_bytes(options: ResolvedOptions, config: ModelConfig) -> int:
 
 
 def _text_config(config: ModelConfig) -> ModelConfig:
-    """The part about the language model, at whichever level it stands."""
+    """Configuration of the language model, at whichever level it is."""
     for name in ("text_config", "thinker_config", "llm_config"):
         if isinstance(part := config.get(name), dict):
             return _text_config(part)

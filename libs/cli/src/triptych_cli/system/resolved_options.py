@@ -1,4 +1,4 @@
-"""The options of `demo` and `up` after the machine was inspected: what the topology is planned from."""
+"""Options of `demo` and `up`, completed for this machine: the input of the topology."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,5 +41,5 @@ class ResolvedOptions:
 
     @property
     def host_name(self) -> str | None:
-        """What the names of its instances hold."""
+        """Host part of the instances' names; None for a single host."""
         return self.host.name if self.host else None

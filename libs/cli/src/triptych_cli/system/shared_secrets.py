@@ -1,12 +1,12 @@
-"""What the hosts of one system share: the URL of Redis, with its password, and the key of the fabric.
+"""Secrets that the hosts of one system share: the URL of Redis with its password, and the fabric's key.
 
-The first host keeps them in a folder, each in a file that its user alone reads:
+The first host keeps them in a folder, each in a file that only its user can read:
 
     join/redis-url     redis://:PASSWORD@ADDRESS:6379/0
     join/fabric.key    32 random bytes, in hexadecimal
 
-The folder is copied to the other hosts; `up --join FOLDER` reads it there. It stays when the system ends:
-the others join again with what they have.
+The folder is copied to the other hosts; `up --join FOLDER` reads it there. It stays when the system ends: the
+others rejoin with what they have.
 """
 
 import os
@@ -25,7 +25,7 @@ class SharedSecretError(Exception):
 
 
 def ensure_key(file: Path) -> None:
-    """Make the key, where there is none yet.
+    """Create the key if there is none.
 
     Raises:
         SharedSecretError: there is one that cannot be used, or it cannot be made.
@@ -43,7 +43,7 @@ def ensure_key(file: Path) -> None:
 
 
 def check_key(file: Path) -> None:
-    """Raises SharedSecretError: the agents would not take the key."""
+    """Raise SharedSecretError if the agents would not accept the key."""
     try:
         read_key(file)
     except SecretFileError as error:
@@ -51,7 +51,7 @@ def check_key(file: Path) -> None:
 
 
 def read_url(folder: Path) -> str:
-    """The URL of Redis that a folder `join` has.
+    """URL of Redis in a folder `join`.
 
     Raises:
         SharedSecretError: the folder is none, or others can read it.
@@ -63,7 +63,7 @@ def read_url(folder: Path) -> str:
 
 
 def write_private(file: Path, content: str) -> None:
-    """Atomic; readable by the owner alone.
+    """Write atomically, readable by the owner only.
 
     Raises:
         SharedSecretError: it cannot be written.
@@ -80,9 +80,9 @@ def write_private(file: Path, content: str) -> None:
 
 
 def ensure_password(folder: Path, address: str, port: int) -> str:
-    """That of the embedded Redis at `address`: the one of the folder's URL, else a new one.
+    """Password of the embedded Redis at `address`: the one in the folder's URL, else a new one.
 
-    A URL of another Redis, which this host once used, says nothing of this one: its password stays there.
+    The URL of another Redis, which this host once used, does not count.
     """
     if not (folder / URL_FILE_NAME).exists():
         return secrets.token_hex(32)
@@ -96,7 +96,7 @@ def ensure_password(folder: Path, address: str, port: int) -> str:
 
 
 def redis_config(password: str) -> str:
-    """The file of settings of the embedded Redis. Whatever Redis could take for its own is escaped."""
+    """Configuration file of the embedded Redis, with special characters escaped."""
     quoted = "".join(
         chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in password.encode()
     )
@@ -104,12 +104,12 @@ def redis_config(password: str) -> str:
 
 
 def tcp_url(address: str, port: int, password: str) -> str:
-    """Where the others reach the embedded Redis."""
+    """URL at which other hosts reach the embedded Redis."""
     host = f"[{address}]" if ":" in address else address
     return f"redis://:{quote(password, safe='')}@{host}:{port}/0"
 
 
 def socket_url(socket: Path, password: str | None) -> str:
-    """Where the services of this machine reach it."""
+    """URL at which this machine's services reach the embedded Redis."""
     login = f":{quote(password, safe='')}@" if password else ""
     return f"unix://{login}{socket}"

@@ -1,11 +1,11 @@
-"""Which processes make up the system on one machine: pure, nothing is started or looked up here.
+"""Plan of the processes of one system on one machine. Pure: nothing is started or looked up.
 
     redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 …, prefill-0 …, decode-0 … ──▶ gateway-0 …
                         `──▶ fabric agent ──▶ (on one of several hosts)
 
-Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
-`redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
-and stop together. On one of several hosts the names of instances hold the host's.
+Arrow: the right one starts when the left one is ready; stopping goes the other way. Without `redis` (an
+existing server is used) the others move up. Engines of one GPU start one after the other, and stop together.
+On one of several hosts the names of instances hold the host's.
 """
 
 import json
@@ -36,7 +36,7 @@ class StoreAnswers:
 
 @dataclass(frozen=True)
 class Registered:
-    """The instance's record is in the registry, under a boot id that was not there before the start."""
+    """Ready once the instance's record has a boot id that it did not have before the start."""
 
     redis_url: str
     deployment: str
@@ -53,7 +53,7 @@ Readiness = RedisAnswers | StoreAnswers | Registered | HttpReady
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """One process: how it is started, when it counts as ready, how long it may take."""
+    """One process: how it is started, when it is ready, and its time limits."""
 
     name: str
     argv: tuple[str, ...]
@@ -75,7 +75,7 @@ class Topology:
     redis_url: str = ""
 
     def stop_waves(self) -> list[list[ServiceSpec]]:
-        """Services that may be stopped together, dependents before what they depend on."""
+        """Services that may be stopped together, dependents before their dependencies."""
         left = list(self.services)
         waves: list[list[ServiceSpec]] = []
         while left:
@@ -98,7 +98,7 @@ def plan(
     redis_server: str,
     redis_password: str | None = None,
 ) -> Topology:
-    """The services for `options`.
+    """Plan the services for `options`.
 
     Args:
         prefill_decode_ports: free ports, one for each engine of a language model.
@@ -268,8 +268,9 @@ def _encode_decision(options: ResolvedOptions) -> dict[str, str]:
 
 
 def _redis(layout: RunLayout, redis_server: str, url: str, host: HostPlan | None) -> ServiceSpec:
-    """The embedded server: in memory alone, never evicting; reachable by its Unix socket alone, unless it is
-    for several hosts: then by TCP too, with the password of its configuration file.
+    """The embedded Redis: in memory only, never evicting, on a Unix socket.
+
+    For several hosts it also listens on TCP, with the password of its configuration file.
     """
     is_shared = host is not None and host.redis_port is not None
     arguments = {

@@ -4,9 +4,9 @@ async_bus         AsyncBus: for asyncio services; `check_login` tries Redis befo
 threaded_bus      ThreadedBus: for code that must never block (vLLM's EngineCore)
 publisher         appends entries, within the bounds of `stream_bounds`
 stream_consumer   takes entries: flow control, takeover, reconnection
-consumer_options  how it does
-fair_share        which of several consumers takes the next entry
-consumer_group    the commands of one consumer in one group, typed
+consumer_options  settings of a consumer
+fair_share        picks the consumer that takes the next entry
+consumer_group    typed commands of one consumer in one group
 dead_letters      entries that no consumer can handle
 idle_consumers    removes names of consumers that never come back
 inspection        reads streams without taking part, for operators' tools

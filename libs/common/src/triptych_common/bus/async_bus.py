@@ -1,4 +1,4 @@
-"""The bus for asyncio services."""
+"""Message bus for asyncio services."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,13 +29,13 @@ CONNECT_RETRY_S = 1.0  # a Redis that is not there yet: the supervisor starts th
 
 
 class AsyncBus:
-    """Publishes to, and makes consumers of, one deployment's streams. Belongs to one event loop.
+    """Publish to the streams of one deployment, and make their consumers. Belongs to one event loop.
 
     Every command is bounded by `COMMAND_LIMIT_S` and raises `BusUnavailableError` when it fails.
     """
 
     def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
-        """Does not connect yet; see `connect`.
+        """Store the address; `connect` reaches Redis.
 
         Raises:
             ValueError: `url` or `deployment` cannot be used.
@@ -50,7 +50,7 @@ class AsyncBus:
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
-        """A bus that has reached Redis once, and may do there what it must (`rights`).
+        """Return a bus that has reached Redis once and has the rights that it needs there (`rights`).
 
         Raises:
             BusRefusedError: login, rights or certificate are wrong.
@@ -80,23 +80,23 @@ class AsyncBus:
 
     @property
     def client(self) -> Redis:
-        """For the other modules of this package."""
+        """Client of Redis, for the other modules of this package."""
         return self._client
 
     def on_server_changed(self, callback: OnServerChanged) -> None:
-        """Call `callback` whenever another Redis answers than before (restarted, failed over, emptied).
+        """Call `callback` whenever Redis was restarted, failed over or emptied.
 
-        What was published before may be lost: publish again what is still unanswered. It is called on
+        Messages published before may be lost: publish unanswered ones again. It is called on
         the bus's event loop, must not block, and may be called more than once for one change. A bus
         notices a change with its next command; one that has a consumer, within the block time.
         """
         self._watch.on_changed(callback)
 
     async def check(self) -> tuple[Right, ...]:
-        """Try every right that is needed. Returns those that are of use only, and missing.
+        """Try every right that is needed; return the optional ones that are missing.
 
         Raises:
-            BusRefusedError: one is missing that we cannot do without; it is named.
+            BusRefusedError: a required right is missing; the error names it.
             BusUnavailableError: Redis cannot be reached.
         """
         return await run_command(
@@ -112,23 +112,23 @@ class AsyncBus:
         remaining_ms: int | None = None,
         blob: bytes | None = None,
     ) -> str:
-        """Append `message` to `stream`. At least once: after an error it may have been appended.
+        """Append `message` to `stream` at least once: after an error it may have been appended.
 
         Returns:
             The entry's id.
 
         Raises:
-            StreamFullError: its reader has stopped; nothing was appended.
+            StreamFullError: the stream's reader has stopped; nothing was appended.
             BusUnavailableError
         """
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
         return await self._publisher.append(stream, fields)
 
     async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
-        """Append entries in one round trip, and try it once.
+        """Append entries in one round trip, without a retry.
 
         Returns:
-            Those that were refused, in order.
+            The refused entries, in order.
 
         Raises:
             BusUnavailableError: any of them may have been appended.
@@ -136,11 +136,11 @@ class AsyncBus:
         return await self._publisher.append_all(entries)
 
     def _lasts_s(self, stream: str) -> int | None:
-        """Jobs belong to no instance: no heartbeat comes before their group is made."""
+        """Return the lifetime of a job stream, which no instance's heartbeats renew."""
         return JOBS_TTL_S if is_jobs(self.names, stream) else None
 
     async def stream_length(self, stream: str) -> int:
-        """Number of entries in `stream`: not yet read, or read and not yet acked."""
+        """Return the number of entries in `stream` that are not read, or read and not acked."""
         return await self._publisher.length(stream)
 
     def consumer(
@@ -157,10 +157,10 @@ class AsyncBus:
         num_elsewhere: Callable[[], int] = lambda: 0,
         on_room: Callable[[], None] = lambda: None,
     ) -> StreamConsumer:
-        """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
+        """Return a consumer named `consumer` of `group`; `ConsumerOptions` describes the rest.
 
-        The name must be stable over restarts of its owner, and unique among living ones: what was
-        delivered to it and never acked comes first.
+        The name must be stable over restarts of its owner, and unique among living ones: entries delivered to
+        that name and never acked come first.
         """
         options = ConsumerOptions(
             prefetch, min_idle_ms, max_deliveries, on_dead_letter, find_peers, num_elsewhere, on_room
@@ -176,7 +176,7 @@ class AsyncBus:
 
 
 async def check_login(url: str, deployment: str, *, client_name: str) -> None:
-    """Connect once, and close. A Redis that is not there yet is no fault: it may come.
+    """Connect to Redis once and close; a Redis that cannot be reached yet is no error.
 
     Raises:
         BusRefusedError: login, rights or certificate are wrong.

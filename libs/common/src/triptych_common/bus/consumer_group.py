@@ -1,4 +1,4 @@
-"""One consumer's place in one group of one stream: the Redis commands, typed, and nothing more.
+"""Typed Redis commands of one consumer in one group of one stream, and nothing more.
 
 Entries that a consumer holds but does not work on any more are found with XPENDING and taken with
 XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, returns how often
@@ -21,7 +21,7 @@ from triptych_common.redis_client.scripts import EXTEND_EXPIRY, Value, load_scri
 
 CLOCK_CHECK_AGE_S = 1.0
 SPARE_MAX_WAIT_MS = 1000
-"""An entry that may be spared is left to consumers with free slots for so long: they may hang."""
+"""Milliseconds for which a spare entry is left to consumers with free slots before another may take it."""
 
 TAKE_SPARE = load_script(__package__, "take_spare")
 _HAND_BACK_IDLE_MS = 1_000_000_000
@@ -37,7 +37,7 @@ class StreamEntry:
 
     @property
     def published_s(self) -> float:
-        """When Redis took it, seconds on Redis' clock."""
+        """Redis' clock in seconds when the entry was appended."""
         return int(self.entry_id.split(b"-")[0]) / 1000
 
 
@@ -48,7 +48,7 @@ class _PendingEntry:
 
 
 class ConsumerGroup:
-    """`reader` is used for blocking reads only, `client` for all else.
+    """Commands of one consumer; `reader` serves blocking reads only, `client` all others.
 
     Every method raises redis-py's errors, and TimeoutError when it takes too long.
     """
@@ -63,7 +63,7 @@ class ConsumerGroup:
         *,
         lasts_s: int | None = None,
     ) -> None:
-        """`lasts_s`: of the stream, from `ensure` on, unless it is renewed; None: for ever."""
+        """Store the stream and group; `lasts_s` is the stream's lifetime from `ensure` on, None for ever."""
         self._client = client
         self._reader = reader
         self.stream = stream
@@ -74,7 +74,7 @@ class ConsumerGroup:
         self._knows_clock = False
 
     async def ensure(self) -> bool:
-        """Create stream and group where they are missing, from the stream's start; learn Redis' clock.
+        """Create the missing stream and group, from the stream's start, and learn Redis' clock.
 
         Returns:
             Whether the group was missing.
@@ -93,9 +93,9 @@ class ConsumerGroup:
         return is_new
 
     async def queued_s(self, entry: StreamEntry) -> float:
-        """How long ago `entry` was published, whether or not our clock and Redis' agree."""
+        """Return the seconds since `entry` was published, by Redis' clock."""
         age_s = self._age_s(entry)
-        if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
+        if age_s > CLOCK_CHECK_AGE_S:  # or Redis' clock was set: a wrong age would expire jobs
             await self._learn_clock()
             age_s = self._age_s(entry)
         return age_s
@@ -111,9 +111,9 @@ class ConsumerGroup:
         self._knows_clock = True
 
     async def read_new(self, count: int, block_ms: int, done: Iterable[bytes] = ()) -> list[StreamEntry]:
-        """Entries that no consumer of the group has had; empty after `block_ms` without any.
+        """Return entries that no consumer of the group has had, or none after `block_ms`.
 
-        `done`: acked in front of the read, in the same write, as `ack` does. After an error they may not be.
+        `done`: acked by the same write, before the read. After an error they may not be acked.
         """
         async with self._reader.pipeline(transaction=False) as pipe:
             self._drop(pipe, list(done))
@@ -126,7 +126,7 @@ class ConsumerGroup:
         return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
 
     async def read_load(self) -> GroupLoad:
-        """What the group's consumers hold, and what waits for them: one round trip."""
+        """Read in one round trip the entries that the group's consumers hold and the number that waits."""
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.xlen(self.stream)
             pipe.xinfo_consumers(self.stream, self.group)
@@ -135,9 +135,9 @@ class ConsumerGroup:
         return GroupLoad(max(num_entries - sum(num_held.values()), 0), num_held)
 
     async def take_spare(self, slots: Mapping[str, int]) -> list[StreamEntry]:
-        """One entry that those whom it is meant for do not take in time, if there is such; never waits.
+        """Take one entry that the group's own consumers have not taken in time, if there is one; never waits.
 
-        `slots`: entries that each of them holds at most, by its name.
+        `slots`: entries that each consumer holds at most, by its name.
         """
         if not self._knows_clock:
             await self._learn_clock()
@@ -152,18 +152,18 @@ class ConsumerGroup:
         return [StreamEntry(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)))]
 
     async def take_own(self, count: int, held: Collection[bytes]) -> list[StreamEntry]:
-        """Entries that were delivered to this consumer's name, but are not in `held`."""
+        """Return entries delivered to this consumer's name that are not in `held`."""
         pending = await self._pending(count + len(held), consumer=self.consumer)
         return await self._claim([each for each in pending if each.entry_id not in held][:count], 0)
 
     async def take_over(self, count: int, min_idle_ms: int, held: Collection[bytes]) -> list[StreamEntry]:
-        """Entries that their consumer has not renewed for `min_idle_ms`."""
+        """Take over entries that their consumer has not renewed for `min_idle_ms`."""
         pending = await self._pending(count + len(held), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in held][:count]
         return await self._claim(wanted, min_idle_ms)
 
     async def renew(self, held: Collection[bytes]) -> None:
-        """Restart the idle time of those of `held` that are still ours."""
+        """Restart the idle time of those entries of `held` that this consumer still owns."""
         own = await self._pending(max(100, 2 * len(held)), consumer=self.consumer)
         ours = [each.entry_id for each in own if each.entry_id in held]
         if ours:
@@ -184,7 +184,7 @@ class ConsumerGroup:
             await _any(pipe.execute())
 
     async def ack(self, entry_ids: Iterable[bytes]) -> None:
-        """These are done: drop them from the stream and the group, in one round trip.
+        """Drop handled entries from the stream and the group, in one round trip.
 
         No transaction: a Redis that is out of memory refuses to queue even what would free memory. An
         entry that is deleted but still pending is noticed when it is claimed (`_ack_vanished`).
@@ -199,7 +199,7 @@ class ConsumerGroup:
             pipe.xack(self.stream, self.group, *ids)
 
     async def replace(self, entry_id: bytes, fields: Mapping[bytes, bytes], stream: str, maxlen: int) -> None:
-        """Done with `entry_id`, and `fields` appended to `stream` of about `maxlen`: in one step."""
+        """Ack `entry_id` and append `fields` to `stream` of about `maxlen` entries, in one step."""
         async with self._client.pipeline(transaction=True) as pipe:
             pipe.xadd(stream, cast("dict[Any, Any]", fields), maxlen=maxlen)
             pipe.xack(self.stream, self.group, entry_id)
@@ -217,7 +217,7 @@ class ConsumerGroup:
         return [_PendingEntry(each["message_id"], each["times_delivered"]) for each in reply]
 
     async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[StreamEntry]:
-        """Take `pending`; those whose content is gone are acked and left out."""
+        """Claim `pending`; entries whose content is gone are acked and left out."""
         if not pending:
             return []
         ids = [each.entry_id for each in pending]
@@ -235,14 +235,14 @@ class ConsumerGroup:
         return taken
 
     async def _ack_vanished(self, entry_ids: Sequence[bytes]) -> None:
-        """Ack those of `entry_ids` that the stream no longer holds; others were taken by another consumer."""
+        """Ack the entries that the stream no longer holds; the others were taken by another consumer."""
         for entry_id in entry_ids:
             if not await _any(self._client.xrange(self.stream, entry_id, entry_id, count=1)):
                 await self.ack([entry_id])
 
 
 async def _any(reply: Awaitable[Any], limit_s: float | None = None) -> Any:
-    """The reply, in time. redis-py's types leave it open; the callers here know it."""
+    """Await a reply within the limit. redis-py leaves its type open; the callers know it."""
     async with asyncio.timeout(COMMAND_LIMIT_S if limit_s is None else limit_s):
         return await reply
 

@@ -1,4 +1,4 @@
-"""How a consumer of a stream takes entries."""
+"""Settings by which a consumer of a stream takes entries."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ FindPeers = Callable[[], Awaitable[Consumers]]
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """How a consumer takes entries.
+    """Settings by which a consumer takes entries.
 
     Args:
-        prefetch: most entries taken but not acked; 1: one at a time.
-        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
-            own; None: neither (streams with one reader).
-        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
-        on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
-        find_peers: the living consumers of the group. Entries are taken one by one then, and left to those
+        prefetch: number of entries taken and not acked at most.
+        min_idle_ms: take over entries that their consumer has not renewed for this long, and renew its own;
+            None: neither (streams with one reader). max_deliveries: an entry delivered more often goes to the
+            dead letters; None: no limit. on_dead_letter: called with an entry that is given up for
+            `max_deliveries`, before it is moved. find_peers: the living consumers of the group. Entries are
+            taken one by one then, and left to those
             that would be done with them sooner.
-        num_elsewhere: entries of other streams that the same reader has in hand: they take places, too.
+        num_elsewhere: number of entries of other streams in the reader's hands: they take places too.
         on_room: called when an entry is not outstanding any more.
     """
 

@@ -20,8 +20,8 @@ ATTEMPTS = 8  # while Redis is out of memory; about three seconds
 async def bury(group: ConsumerGroup, entry: StreamEntry, reason: str, dead_letters: str) -> None:
     """Move `entry` to the stream `dead_letters`, in one step.
 
-    While Redis is out of memory this is tried a few times; then the letter is lost, but for the log:
-    the entry must not block what comes after it, and deleting it frees memory.
+    While Redis is out of memory this is tried a few times; then only the log has the letter: the entry must
+    not block later ones, and deleting it frees memory.
 
     Raises:
         RedisError, OSError: the entry stays pending.
@@ -43,7 +43,7 @@ async def bury(group: ConsumerGroup, entry: StreamEntry, reason: str, dead_lette
 
 
 def letter_of(entry: StreamEntry, stream: str, reason: str) -> Mapping[bytes, bytes]:
-    """The fields of `entry`, cut, and where it came from and why. Users' media stay behind."""
+    """Return the fields of `entry`, cut and without media, with its origin and the reason."""
     letter = {name: value[:MAX_FIELD_BYTES] for name, value in entry.fields.items() if name != b"blob"}
     letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()
     letter[b"source_stream"] = stream.encode()

@@ -1,4 +1,4 @@
-"""Consumers that never come back: each new name stays in its group until it is removed."""
+"""Removal of consumers that never come back: each new name stays in its group until it is removed."""
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.redis_client.commands import run_command, send_command
@@ -12,9 +12,9 @@ DROP_IDLE = load_script(__package__, "drop_idle_consumers")
 async def drop_idle_consumers(
     bus: AsyncBus, stream: str, group: str, *, idle_ms: int = IDLE_CONSUMER_MS
 ) -> int:
-    """Remove the group's consumers that hold nothing and have not asked for `idle_ms`; their number.
+    """Remove the group's consumers that hold nothing and have not read for `idle_ms`; return their number.
 
-    One that lives after all is back with its next read.
+    A removed consumer that is alive returns with its next read.
 
     Raises:
         BusUnavailableError

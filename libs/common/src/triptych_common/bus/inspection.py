@@ -1,4 +1,4 @@
-"""Reads the streams of one deployment without taking part: for operators' tools and metrics."""
+"""Read the streams of one deployment without joining a group: for operators' tools and metrics."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SCAN_BATCH = 500
 
 @dataclass(frozen=True)
 class GroupLag:
-    """One consumer group of one stream."""
+    """Lag of one consumer group on one stream."""
 
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
@@ -26,20 +26,20 @@ class GroupLag:
 
     @property
     def num_waiting(self) -> int:
-        """Entries that no consumer has taken: handled ones are deleted, so the rest are pending."""
+        """Number of entries that no consumer has taken; the handled ones are deleted."""
         return max(0, self.num_entries - self.num_pending)
 
 
 @dataclass(frozen=True)
 class RawEntry:
-    """One entry as it is in Redis."""
+    """One entry as Redis stores it."""
 
     entry_id: str
     fields: Mapping[str, bytes]
 
     @property
     def published_s(self) -> float:
-        """When Redis took it, seconds on Redis' clock."""
+        """Redis' clock in seconds when the entry was appended."""
         return int(self.entry_id.split("-")[0]) / 1000
 
 
@@ -57,7 +57,7 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
 
 
 async def read_lags(bus: AsyncBus, streams: Iterable[str]) -> list[GroupLag]:
-    """These streams with their groups; those that are not there are left out.
+    """Return the groups of these streams; missing streams are left out.
 
     Args:
         streams: without the deployment's prefix.
@@ -70,7 +70,7 @@ async def read_lags(bus: AsyncBus, streams: Iterable[str]) -> list[GroupLag]:
 
 
 async def read_clock_s(bus: AsyncBus) -> float:
-    """Unix seconds, on Redis' clock: ages are the difference to `oldest_s`.
+    """Return Redis' clock in Unix seconds, for ages by the difference to `oldest_s`.
 
     Raises:
         BusUnavailableError
@@ -102,7 +102,7 @@ async def _lags(bus: AsyncBus, names: Iterable[str]) -> list[GroupLag]:
 
 
 async def read_pending(bus: AsyncBus, streams: Iterable[str], group: str) -> dict[str, int]:
-    """What each consumer of `group` has not acked, by its name, over `streams` (with their whole names).
+    """Return the number of entries that each consumer of `group` has not acked, over whole stream names.
 
     Raises:
         BusUnavailableError
@@ -126,7 +126,7 @@ async def _pending_of(bus: AsyncBus, streams: Iterable[str], group: str) -> dict
 
 
 async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
-    """Names of streams, without the deployment's prefix: `beginning` itself, else all that begin with it.
+    """Return stream names without the deployment's prefix: `beginning` itself, else all that begin with it.
 
     So a namespace's digest can be shortened: `encode-jobs`, `encode-jobs:4f`.
 
@@ -144,7 +144,7 @@ async def _stream_names(bus: AsyncBus) -> list[str]:
 
 
 async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
-    """Up to `count` entries of `stream` (named without the deployment's prefix), newest first.
+    """Return up to `count` entries of `stream` (without the deployment's prefix), newest first.
 
     Raises:
         BusUnavailableError
@@ -159,7 +159,7 @@ async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
 
 
 async def delete_deployment(bus: AsyncBus) -> int:
-    """Delete every stream and key of the deployment; their number. For systems that will not come back.
+    """Delete every stream and key of a deployment that will not return; return their number.
 
     Raises:
         BusUnavailableError

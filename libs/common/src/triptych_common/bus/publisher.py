@@ -1,4 +1,4 @@
-"""Appends entries to streams, within their bounds: one round trip, which also returns how long each is."""
+"""Append entries to streams within their bounds, in one round trip that also returns each stream's length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class RefusedEntry:
 
     @property
     def is_final(self) -> bool:
-        """The stream is full: its reader has stopped. Everything else can be tried again."""
+        """True if a retry is useless: the stream is full, because its reader has stopped."""
         return isinstance(self.error, StreamFullError)
 
 
 class Publisher:
-    """See `AsyncBus.publish` and `AsyncBus.publish_encoded`."""
+    """Appends for `AsyncBus.publish` and `AsyncBus.publish_encoded`."""
 
     def __init__(self, client: Redis, bounds: StreamBounds, is_inbox: Callable[[str], bool]) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Publisher:
         self._bounds = bounds
 
     async def append(self, stream: str, fields: Mapping[bytes, bytes]) -> str:
-        """Append one entry; its id."""
+        """Append one entry and return its id."""
         if stream in await self._find_full([stream]):
             raise self._bounds.error(stream)
         replies = await run_command("publish", lambda: self._send([(stream, fields)], [stream]))
@@ -50,7 +50,7 @@ class Publisher:
         return _text(entry_id)
 
     async def append_all(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
-        """Append `entries`, trying once; those that were refused."""
+        """Append `entries` without a retry; return the refused ones."""
         streams = list(dict.fromkeys(stream for stream, _ in entries))
         full = await self._find_full(streams)
         wanted = [entry for entry in entries if entry[0] not in full]
@@ -70,19 +70,19 @@ class Publisher:
         return [RefusedEntry(entry, errors[id(entry)]) for entry in entries if id(entry) in errors]
 
     async def length(self, stream: str) -> int:
-        """Number of entries in `stream`."""
+        """Return the number of entries in `stream`."""
         length: int = await run_command("stream_length", lambda: send_command(self._client, "XLEN", stream))
         return length
 
     async def _find_full(self, streams: Sequence[str]) -> set[str]:
-        """Those of `streams` that were full, and still are."""
+        """Return those of `streams` that were full and still are."""
         for stream in streams:
             if self._bounds.is_full(stream):
                 self._bounds.saw(stream, await self.length(stream))
         return {stream for stream in streams if self._bounds.is_full(stream)}
 
     async def _send(self, entries: Sequence[NewEntry], lengths_of: Sequence[str]) -> list[Any]:
-        """The entries' ids, then the streams' lengths; errors among them, but for the connection's.
+        """Append entries and read lengths; errors are part of the result, except the connection's.
 
         An inbox gets its time to live with every message: its owner may be gone for good, and a sender
         that does not know it yet must not bring its stream back for ever.

@@ -1,8 +1,8 @@
-"""How many entries a stream may hold: memory in Redis stays bounded, whatever stops.
+"""Bounds of the number of entries in a stream, so that memory in Redis stays bounded if a reader stops.
 
 A stream of one instance grows only while its reader has stopped (handled entries are deleted). It is
-never trimmed, since entries that were not read would be lost unseen: it is full, and publishers hear
-it. The bound is soft by what publishers have under way when it is reached.
+never trimmed, since unread entries would be lost silently: it is full, and publishers get an error. The bound
+is soft by what publishers have under way when it is reached.
 
 Streams of jobs have a bound of their own, at the gateway, with an answer for the caller; `dead-letters` is
 trimmed.
@@ -17,18 +17,18 @@ DEAD_LETTERS_MAX_ENTRIES = 10_000
 
 
 class StreamBounds:
-    """Which streams were full at the last check."""
+    """Streams that were full at the last check."""
 
     def __init__(self, is_bounded: Callable[[str], bool]) -> None:
         self._is_bounded = is_bounded
         self._full: set[str] = set()
 
     def is_full(self, stream: str) -> bool:
-        """Whether `stream` was full: its length must be asked for before anything is added."""
+        """Return whether `stream` was full, so that its length must be read before another append."""
         return stream in self._full
 
     def saw(self, stream: str, num_entries: int) -> None:
-        """`stream` holds `num_entries` now."""
+        """Record that `stream` has `num_entries` entries now."""
         if num_entries < MAX_STREAM_ENTRIES or not self._is_bounded(stream):
             self._full.discard(stream)
         else:

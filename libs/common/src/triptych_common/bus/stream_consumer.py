@@ -31,15 +31,15 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-AHEAD_WAIT_S = 0.01  # that a consumer which holds more leaves the next entry to others
-AHEAD_BLOCK_MS = 100  # of its reads: Redis serves those first who began to wait before
+AHEAD_WAIT_S = 0.01  # for which a consumer that holds more leaves the next entry to others
+AHEAD_BLOCK_MS = 100  # block time of reads: Redis serves waiting consumers in the order in which they began
 
 _UNAVAILABLE = (RedisError, OSError)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One entry, ours until `ack`, `reject` or `hand_back`; each is idempotent."""
+    """One entry that this consumer owns until `ack`, `reject` or `hand_back`; each is idempotent."""
 
     envelope: Envelope
     entry_id: str
@@ -50,34 +50,34 @@ class Delivery:
 
     @property
     def stream(self) -> str:
-        """From which it was taken."""
+        """Name of the stream that the entry was taken from."""
         return self.consumer.stream
 
     async def ack(self) -> None:
-        """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
+        """Ack the entry. If Redis is away, the ack is sent when it is back; never raises for that."""
         await self.consumer.ack(self.entry)
 
     def ack_soon(self) -> None:
-        """Done. The ack goes out with the next read, and with all others: no round trip of its own."""
+        """Ack the entry with the next read and all other acks, without a round trip of its own."""
         self.consumer.ack_soon(self.entry)
 
     async def reject(self, reason: str) -> None:
-        """No consumer can handle this: move it to the dead letters.
+        """Move an entry that no consumer can handle to the dead letters.
 
         If Redis is away the entry stays pending, and comes again.
         """
         await self.consumer.reject(self.entry, reason)
 
     async def hand_back(self) -> None:
-        """Not done, and not by us: any consumer of the group that takes over may have it at once.
+        """Hand back an unhandled entry: any consumer of the group that takes over may have it at once.
 
-        It counts as never delivered to us: however often its consumers are restarted, it is not given up.
+        This delivery does not count, so restarts of consumers never send the entry to the dead letters.
         """
         await self.consumer.hand_back([self.entry])
 
 
 class StreamConsumer:
-    """Async context manager and async iterator of `Delivery`. Made by `AsyncBus.consumer`.
+    """Async context manager and iterator of `Delivery`, made by `AsyncBus.consumer`.
 
     Iteration survives any loss of Redis: it reconnects with backoff, creates the group again when it
     is gone, and takes up what was delivered to this consumer's name but never reached it.
@@ -142,7 +142,7 @@ class StreamConsumer:
         return delivery
 
     async def take_within(self, block_ms: int) -> Delivery | None:
-        """The next entry, once there is room for it; None: none came for `block_ms`, or it was stopped."""
+        """Return the next entry once there is room; None if none came within `block_ms`, or after `stop`."""
         if not self._ready:
             await self._wait_for_room()
             if self._stopping:
@@ -153,9 +153,9 @@ class StreamConsumer:
         return self._ready.popleft() if self._ready else None
 
     async def take_spare(self, slots: Mapping[str, int]) -> Delivery | None:
-        """An entry that the consumers of this stream, with so many slots, do not take in time; never waits.
+        """Take an entry that the stream's own consumers, with these slots, do not take in time; never waits.
 
-        For a consumer that is none of them: it reads nothing else of the stream.
+        Used by a consumer of another store, which reads nothing else of the stream.
         """
         if not self._ready:
             try:
@@ -170,7 +170,7 @@ class StreamConsumer:
         return self._ready.popleft() if self._ready else None
 
     def stop(self) -> None:
-        """Take nothing more: iteration ends after what was already taken, within one block time."""
+        """Stop taking entries: iteration ends after those already taken, within one block time."""
         self._stopping = True
         self.notice_room()
 
@@ -183,18 +183,18 @@ class StreamConsumer:
         return self._group.stream
 
     def notice_room(self) -> None:
-        """An entry is done, here or where `num_elsewhere` counts."""
+        """Wake the reader: an entry is done, here or where `num_elsewhere` counts."""
         self._room.set()
         self._options.on_room()
 
     @property
     def num_outstanding(self) -> int:
-        """Entries taken, but neither acked nor given up."""
+        """Number of entries taken and neither acked nor given up."""
         return len(self._outstanding)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the last command to Redis worked."""
+        """True if the last command to Redis succeeded."""
         return self._ensured and self._num_failures == 0
 
     # ---- taking entries ----
@@ -212,7 +212,7 @@ class StreamConsumer:
         return len(self._outstanding) + self._options.num_elsewhere()
 
     async def _fetch(self, count: int, block_ms: int) -> list[tuple[StreamEntry, float]]:
-        """Entries, each with the seconds it waited."""
+        """Return entries, each with the seconds it waited."""
         try:
             entries = await self._fetch_once(count, block_ms)
             return [(entry, await self._group.queued_s(entry)) for entry in entries]
@@ -254,9 +254,9 @@ class StreamConsumer:
         return entries
 
     async def _is_ahead(self, find_peers: FindPeers) -> bool:
-        """Whether others would be done sooner. What they are about to take is left to them.
+        """Return whether other consumers would be done sooner, so that waiting entries are left to them.
 
-        If they do not take it, this consumer does: it waits once, and no longer than `AHEAD_WAIT_S`.
+        If they do not take them, this consumer does: it waits once, no longer than `AHEAD_WAIT_S`.
         """
         consumers, name, num_outstanding = await find_peers(), self._group.consumer, self._num_in_hand
         if not consumers.num_owed(GroupLoad(0, {}), name, num_outstanding):
@@ -288,7 +288,7 @@ class StreamConsumer:
         self._ensured = True
 
     async def _take(self, entry: StreamEntry, queued_s: float) -> None:
-        """Make `entry` ready for the caller, or bury it."""
+        """Pass `entry` to the caller, or bury it."""
         try:
             envelope = codec.decode(entry.fields, queued_s=queued_s)
         except ProtocolError as error:
@@ -317,7 +317,7 @@ class StreamConsumer:
 
     # ---- giving entries up ----
     async def ack(self, entry: StreamEntry) -> None:
-        """See `Delivery.ack`."""
+        """Ack an entry now; `Delivery.ack` describes it."""
         if self._outstanding.pop(entry.entry_id, None) is None:
             return
         self._owed_acks.add(entry.entry_id)
@@ -330,13 +330,13 @@ class StreamConsumer:
         self._owed_acks.discard(entry.entry_id)
 
     def ack_soon(self, entry: StreamEntry) -> None:
-        """See `Delivery.ack_soon`."""
+        """Ack an entry with the next read; `Delivery.ack_soon` describes it."""
         if self._outstanding.pop(entry.entry_id, None) is not None:
             self._owed_acks.add(entry.entry_id)
             self.notice_room()
 
     async def reject(self, entry: StreamEntry, reason: str) -> None:
-        """See `Delivery.reject`."""
+        """Move an entry to the dead letters; `Delivery.reject` describes it."""
         self._outstanding.pop(entry.entry_id, None)
         self.notice_room()
         try:
@@ -346,8 +346,8 @@ class StreamConsumer:
             await self._back_off()
 
     async def hand_back(self, entries: list[StreamEntry]) -> None:
-        """See `Delivery.hand_back`."""
-        # Not what was acked or handed back before: it may be another consumer's by now.
+        """Hand entries back; `Delivery.hand_back` describes it."""
+        # Skip entries that were acked or handed back before: they may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
         self.notice_room()
         try:
@@ -372,7 +372,7 @@ class StreamConsumer:
                 log.exception("lease of stream entries not renewed", stream=self._group.stream)
 
     def _lost(self, error: Exception) -> None:
-        """Start over: the group may be gone, and an answer to our read may have been lost."""
+        """Start over: the group may be gone, and the reply to a read may have been lost."""
         if self._num_failures == 0:
             log.warning("bus lost", stream=self._group.stream, error=str(unavailable("read", error)))
         self._num_failures += 1

@@ -1,4 +1,4 @@
-"""The bus for code that must never block: inside an inference engine's processes.
+"""Message bus for code that must never block: inside an inference engine's processes.
 
 One thread runs an event loop with an `AsyncBus`; callers only put into a bounded queue.
 """
@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 MAX_BATCH = 128
 READER_PREFETCH = 64
-MAX_QUEUED_S = 120.0  # of messages without a limit of their own; older ones mean nothing any more
+MAX_QUEUED_S = 120.0  # for messages without a limit of their own; older ones are worthless
 Callback = Callable[[Envelope], None]
 
 
@@ -45,10 +45,10 @@ class _Subscription:
 
 
 class ThreadedBus:
-    """`publish` and `subscribe` may be called from any thread and return at once.
+    """Bus whose `publish` and `subscribe` return at once, from any thread.
 
-    Redis may be away at any time, also at the start: messages wait in the queue, and what does not
-    fit is dropped, counted in `num_dropped` and logged.
+    Redis may be away at any time, also at the start: messages wait in the queue; those that do not fit are
+    dropped, counted in `num_dropped` and logged.
     """
 
     def __init__(self, url: str, deployment: str, *, client_name: str, max_queued: int = 10_000) -> None:
@@ -70,12 +70,12 @@ class ThreadedBus:
 
     @property
     def num_dropped(self) -> int:
-        """Messages that were never sent: queue or stream full, too old, or bus closed."""
+        """Number of messages that were never sent: queue or stream full, too old, or bus closed."""
         return self._num_dropped
 
     @property
     def num_queued(self) -> int:
-        """Messages that wait to be sent."""
+        """Number of messages that wait to be sent."""
         return self._queue.qsize()
 
     def publish(
@@ -87,7 +87,7 @@ class ThreadedBus:
         remaining_ms: int | None = None,
         blob: bytes | None = None,
     ) -> bool:
-        """Queue `message` for `stream`; never blocks. False: it was dropped (and counted, and logged)."""
+        """Queue `message` for `stream`; never blocks. Return False if it was dropped, counted and logged."""
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
         limit_s = MAX_QUEUED_S if remaining_ms is None else remaining_ms / 1000
         outgoing = _Outgoing(stream, fields, time.monotonic() + limit_s, remaining_ms is not None)
@@ -110,7 +110,7 @@ class ThreadedBus:
         self._wake(lambda: self._start_reader(subscription))
 
     def on_server_changed(self, callback: OnServerChanged) -> None:
-        """See `AsyncBus.on_server_changed`; it is called on the bus's thread."""
+        """Call `callback` on the bus's thread, as `AsyncBus.on_server_changed` describes."""
         self._wake(lambda: self._bus.on_server_changed(callback))
 
     def close(self, flush_s: float = 2.0) -> None:
@@ -210,7 +210,7 @@ class ThreadedBus:
                 pass
 
     async def _send(self, batch: list[_Outgoing]) -> list[_Outgoing]:
-        """Returns what has to be tried again."""
+        """Send one batch and return the messages to retry."""
         entries: list[NewEntry] = [(each.stream, _with_remaining(each)) for each in batch]
         try:
             refused = await self._bus.publish_encoded(entries)
@@ -237,7 +237,7 @@ class ThreadedBus:
         return kept
 
     async def _read(self, subscription: _Subscription) -> None:
-        """Until cancelled: a reader that ended would leave its owner deaf."""
+        """Read until cancelled, and restart a failed reader, since its owner would hear nothing."""
         backoff, num_failures = reconnect_backoff(), 0
         while True:
             try:
@@ -266,7 +266,7 @@ class ThreadedBus:
 
 
 def _with_remaining(outgoing: _Outgoing) -> Mapping[bytes, bytes]:
-    """Fields with the time that is left now, not when the message was queued."""
+    """Return fields with the time that is left now, not when the message was queued."""
     if not outgoing.has_limit:
         return outgoing.fields
     remaining_ms = max(0, int((outgoing.deadline - time.monotonic()) * 1000))

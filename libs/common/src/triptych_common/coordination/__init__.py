@@ -1,4 +1,4 @@
-"""What services agree on through Redis keys, apart from streams.
+"""State in Redis keys that services agree on, apart from streams.
 
 single_flight   which encoder works on an item, and which requests wait for it, over all gateways
 flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`

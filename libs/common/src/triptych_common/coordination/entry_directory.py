@@ -1,6 +1,6 @@
-"""The directory of entries: which stores have an entry, as far as gateways have heard.
+"""Directory of entries: which stores have an entry, as far as gateways know.
 
-A hint, and no more: an entry may have been evicted since, and the store may have begun another life
+Only a hint: an entry may have been evicted since, and the store may have restarted
 (`EntryPlace.generation`). Bounded as the sizes are (`shared_sizes`): a hash and the order of its fields, the
 oldest go first, and without new ones all of it expires. Used only where several stores are registered.
 
@@ -26,24 +26,24 @@ REMOVE_PLACE = load_script(__package__, "remove_place")
 
 @dataclass(frozen=True, slots=True)
 class NotedPlace:
-    """One place of one entry, to be noted or removed."""
+    """One place of one entry, to record or remove."""
 
     mm_hash: MmHash
     place: EntryPlace
 
 
 class EntryDirectory:
-    """Places by mm_hash of the entry. Every method is one round trip."""
+    """Stores of each entry, by its mm_hash. Every method is one round trip."""
 
     def __init__(self, bus: AsyncBus, *, max_items: int, ttl_s: float) -> None:
-        """`max_items`: entries, of all gateways together; the one that writes enforces its own."""
+        """Store the bounds; `max_items` counts entries of all gateways, and each writer enforces its own."""
         self._bus = bus
         self._keys = [bus.names.entries, bus.names.entries_order]
         self._max_items = max_items
         self._ttl_s = ttl_s
 
     async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
-        """The places of those entries that have some, the latest first.
+        """Return the places of the entries that have any, the latest first.
 
         Raises:
             BusUnavailableError
@@ -62,7 +62,7 @@ class EntryDirectory:
         return {each: places for each, places in found.items() if places}
 
     async def add(self, noted: Sequence[NotedPlace]) -> None:
-        """The stores have these entries now.
+        """Record that the stores have these entries now.
 
         Raises:
             BusUnavailableError: some may have been noted.
@@ -84,7 +84,7 @@ class EntryDirectory:
         await run_command("entries_add", note)
 
     async def remove(self, noted: Sequence[NotedPlace]) -> None:
-        """The stores have these entries no more: that life of the store has ended, or it says so.
+        """Remove these places: the store was restarted, or reports the entry as gone.
 
         Raises:
             BusUnavailableError: some may have been removed.
@@ -104,7 +104,7 @@ class EntryDirectory:
 
 
 def _places_of(value: bytes | None) -> tuple[EntryPlace, ...]:
-    """What cannot be read is none."""
+    """Parse places; unreadable lines are skipped."""
     places: list[EntryPlace] = []
     for line in reversed((value or b"").split(b"\n")):
         fields = line.split()

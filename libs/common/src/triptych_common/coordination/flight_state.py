@@ -15,7 +15,7 @@ from importlib.resources import files
 
 
 class FlightState(StrEnum):
-    """Of the hash field `state`."""
+    """States of a flight, in the hash field `state`."""
 
     CLAIMED = "claimed"  # a gateway is about to publish the job
     QUEUED = "queued"  # on the stream, no encoder has it

@@ -1,4 +1,4 @@
-"""Instances that are alive: one record each, kept fresh by heartbeats, gone soon after they stop."""
+"""Registry of living instances: one record each, renewed by heartbeats, expiring soon after they stop."""
 
 import asyncio
 import time
@@ -24,8 +24,8 @@ log = get_logger(__name__)
 
 INTERVAL_S = 1.0
 TTL_S = 4.0
-MAX_BEATS = 3  # for one that is due
-MAX_TTL_S = 30.0  # of a process that gets a core seldom; when it dies it is missed so late
+MAX_BEATS = 3  # for one heartbeat that is due
+MAX_TTL_S = 30.0  # for a process that rarely gets a core; its death is noticed as late
 NUM_PACED = 60  # heartbeats
 _FORGET_AFTER_S = 3600.0
 
@@ -55,7 +55,7 @@ class BeatPace:
 
 
 class Registration:
-    """This instance's record while it is registered."""
+    """Record of this instance while it is registered."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Registration:
         ttl_s: float,
         read_fields: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`read_fields`: those of the record that change all the time; read for each heartbeat."""
+        """Store the record; `read_fields` returns changing fields, read for each heartbeat."""
         self._registry = registry
         self.ttl_s = ttl_s  # seconds that the record lives after each heartbeat
         self._read_fields = read_fields
@@ -72,7 +72,7 @@ class Registration:
         self.record = record
 
     async def update(self, **changes: Any) -> None:
-        """Change fields of the record (e.g. `draining=True`) and publish it at once.
+        """Change fields of the record (e.g. `draining=True`) and publish them at once.
 
         Raises:
             ValidationError: a change is not valid.
@@ -89,7 +89,7 @@ class Registration:
             log.warning("draining not announced yet", instance=self.record.instance, error=str(error))
 
     async def beat(self) -> None:
-        """Publish the record now."""
+        """Publish the current record as one heartbeat."""
         if self._read_fields is not None:
             self.record = self.record.model_copy(update=dict(self._read_fields()))
         previous = await self._registry.register(self.record, ttl_s=self.ttl_s)
@@ -100,11 +100,11 @@ class Registration:
         self._is_registered = True
 
     async def beat_in_time(self) -> None:
-        """As `beat`; where no answer comes in a quarter of the time that the record lives, another one too.
+        """Publish the record, with another heartbeat for each quarter of its lifetime without an answer.
 
-        The network may have lost the first one's answer, or TCP waits before it sends again, longer than the
-        record lives. A Redis that can be reached answers on a new connection at once; connections that were
-        kept may be dead as the first one is, so there are up to `MAX_BEATS`.
+        The network may have lost an answer, or TCP may wait longer than the record lives before it sends
+        again. A reachable Redis answers on a new connection at once; pooled ones may be dead too, hence up to
+        `MAX_BEATS`.
 
         Raises:
             BusUnavailableError: none was answered.
@@ -134,7 +134,7 @@ class Registration:
 
 
 class Registry:
-    """Records of the living instances of one deployment."""
+    """Records of one deployment's living instances."""
 
     def __init__(self, bus: AsyncBus) -> None:
         self._bus = bus
@@ -149,7 +149,7 @@ class Registry:
         ttl_s: float = TTL_S,
         read_fields: Callable[[], Mapping[str, Any]] | None = None,
     ) -> AsyncIterator[Registration]:
-        """Registered inside the body, removed at its end. Survives losses of Redis.
+        """Keep the instance registered inside the body, over losses of Redis; deregister at its end.
 
         Args:
             read_fields: valid fields of the record that change all the time; called for each heartbeat.
@@ -173,7 +173,7 @@ class Registry:
                 )  # the record expires by itself
 
     async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> str | None:
-        """One heartbeat.
+        """Send one heartbeat.
 
         Returns:
             The boot id that was registered under this name before, if any.
@@ -195,7 +195,7 @@ class Registry:
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
                 except ResponseError as error:
-                    if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
+                    if is_out_of_memory(error):  # Redis stores nothing new, but renews existing records
                         await self._renew(record, ttl_s)
                     raise
                 return previous
@@ -215,7 +215,7 @@ class Registry:
             await pipe.execute()
 
     def _renew_streams(self, pipe: Pipeline, record: InstanceRecord) -> None:
-        """Those that this instance reads."""
+        """Renew the streams that this instance reads."""
         for inbox in inboxes(self._names, record.instance):
             pipe.expire(inbox, INBOX_TTL_S)
         if (namespace_digest := _encodes_for(record)) is not None:
@@ -235,7 +235,7 @@ class Registry:
     async def clear_inboxes(self, instance: str) -> None:
         """Delete the streams that only `instance` read, unless it is registered (again).
 
-        To be called when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
+        Call it when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
         """
         keys = (self._names.instance(instance), *inboxes(self._names, instance))
         client = self._bus.client
@@ -247,7 +247,7 @@ class Registry:
             log.warning("inboxes not deleted, they expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
-        """The living instances, by name. Records of another version are left out (and logged)."""
+        """Return the living instances, by name; records of another version are left out and logged."""
         client = self._bus.client
         reply: list[bytes] = await run_command(
             "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)
@@ -268,7 +268,7 @@ class Registry:
         return records
 
     async def had_encoder(self, namespace_digest: str) -> bool:
-        """Whether the namespace had an encoder, of whatever store, in the last `JOBS_TTL_S`."""
+        """Return whether the namespace had an encoder, of any store, in the last `JOBS_TTL_S`."""
         client, key = self._bus.client, self._names.had_encoder(namespace_digest)
         return bool(await run_command("had_encoder", lambda: send_command(client, "EXISTS", key)))
 
@@ -296,19 +296,19 @@ class Registry:
 
 
 def _encodes_for(record: InstanceRecord) -> str | None:
-    """The namespace whose jobs it takes; None: it takes none."""
+    """Return the namespace whose jobs the instance takes, or None."""
     return record.namespace_digest if record.role is Role.ENCODE else None
 
 
 def store_of(record: InstanceRecord) -> str:
-    """Whose stream of jobs an encoder reads."""
+    """Return the store whose stream of jobs an encoder reads."""
     return record.store or DEFAULT_STORE
 
 
 def is_registered(url: str, deployment: str, instance: str) -> bool | None:
-    """Whether `instance` has a fresh record; None when Redis cannot be reached.
+    """Return whether `instance` has a fresh record; None if Redis cannot be reached.
 
-    For scripts: runs an event loop of its own.
+    Runs an event loop of its own, for scripts.
     """
     return asyncio.run(_is_registered(url, deployment, instance))
 

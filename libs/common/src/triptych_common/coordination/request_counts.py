@@ -1,4 +1,4 @@
-"""Requests of an API key, counted against its limits, over all gateways.
+"""Count requests of an API key against its limits, over all gateways.
 
 Rates are leaky buckets (`lua/leaky_bucket.lua` has the algorithm and its source): a bucket that is empty
 takes a whole minute's worth at once, and what was taken leaks out evenly. Requests in flight hold a place
@@ -23,7 +23,7 @@ COUNT, SETTLE, RENEW = (
 
 
 class RateCharge(NamedTuple):
-    """What a request costs of one rate. A cost above the limit would never pass."""
+    """Cost of a request under one rate; a cost above the limit can never pass."""
 
     rate: str  # e.g. "requests"
     limit: int  # a minute
@@ -32,15 +32,15 @@ class RateCharge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """What counting a request came to."""
+    """Outcome of counting a request."""
 
     reached: str | None  # the limit that refuses it: a rate, or "concurrent_requests"; None: it was counted
     wait_s: float  # until the rate has room for it; 0: not known
-    levels: dict[str, float]  # by rate: what is used of its limit, this request included where it was counted
+    levels: dict[str, float]  # by rate: used part of its limit, with this request if it was counted
 
 
 class RequestCounts:
-    """Of all keys of one deployment. Errors: BusUnavailableError; then a request may have been counted."""
+    """Counts of all keys of one deployment. On BusUnavailableError a request may have been counted."""
 
     def __init__(self, bus: AsyncBus) -> None:
         self._names = bus.names
@@ -56,7 +56,7 @@ class RequestCounts:
         lease_s: float,
         now_us: int | None = None,
     ) -> CountResult:
-        """Count one request on all of `charges`, and take it a place; or nothing, if a limit is reached.
+        """Count one request on all `charges` and take it a place, or do nothing if a limit is reached.
 
         Args:
             place: a name that no other request has.
@@ -82,7 +82,7 @@ class RequestCounts:
         *,
         now_us: int | None = None,
     ) -> None:
-        """Requests have ended: their `places` are free, and `corrections` change what they were charged.
+        """Free the `places` of requests that ended, and apply `corrections` to their charges.
 
         A correction's cost may be negative; it is charged whatever the limit is.
         """
@@ -94,7 +94,7 @@ class RequestCounts:
     async def renew_places(
         self, key_name: str, places: Sequence[str], *, lease_s: float, now_us: int | None = None
     ) -> None:
-        """The requests that hold `places` go on."""
+        """Renew the leases of requests that hold `places`."""
         await self._run(RENEW, key_name, places, now_us=_clock(now_us), lease_ms=_ms(lease_s))
 
     async def _run(self, script: LuaScript, key_name: str, rest: Iterable[Value], **named: Value) -> Any:

@@ -1,7 +1,7 @@
-"""Placeholder sizes of items that were encoded before: for every gateway, and for one that was restarted.
+"""Placeholder sizes of items encoded before, shared by all gateways and kept over their restarts.
 
-A hash and the order of its items, not a key per item: so they can be counted, and the oldest go when there
-are too many. A gateway that finds none orders the item once more. Without new ones all of it expires.
+A hash and the order of its items, not a key per item, so that they can be counted and the oldest dropped. A
+gateway that finds no sizes orders the item once more. Without new ones all of it expires.
 """
 
 from importlib.resources import files
@@ -17,10 +17,10 @@ SET_SIZES = load_script(__package__, "set_sizes", prelude=BOUNDED_HASH)
 
 
 class SharedSizes:
-    """Sizes by mm_hash; the value is JSON, and not parsed here."""
+    """Sizes by mm_hash, as JSON that is not parsed here."""
 
     def __init__(self, bus: AsyncBus, *, max_items: int, ttl_s: float) -> None:
-        """`max_items`: of all gateways together; the one that writes enforces its own."""
+        """Store the bounds; `max_items` counts items of all gateways, and each writer enforces its own."""
         self._bus = bus
         self._names = bus.names
         self._max_items = max_items
@@ -28,7 +28,7 @@ class SharedSizes:
         self._set = bus.client.register_script(SET_SIZES.text)
 
     async def get(self, mm_hash: str) -> bytes | None:
-        """What `set` kept for `mm_hash`.
+        """Return the value kept for `mm_hash`.
 
         Raises:
             BusUnavailableError
@@ -40,7 +40,7 @@ class SharedSizes:
         return value
 
     async def set(self, mm_hash: str, value: bytes) -> bool:
-        """Keep `value`. False: it is too large.
+        """Keep `value`; return False if it is too large.
 
         Raises:
             BusUnavailableError

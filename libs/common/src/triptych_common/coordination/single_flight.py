@@ -40,8 +40,8 @@ from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
-FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
-MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
+FINISHED_S = 10.0  # for a result to reach its gateways before it counts as lost
+MAX_SENDS = 4  # of one job: if it vanishes again and again, something refuses it
 
 ClaimMode = Literal["new", "retry", "check"]
 
@@ -58,7 +58,7 @@ READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
 class ClaimResult(StrEnum):
-    """What a claim came to."""
+    """Outcome of claiming a flight."""
 
     OWNER = "owner"  # publish the job
     JOINED = "joined"  # another gateway does, or did
@@ -67,18 +67,18 @@ class ClaimResult(StrEnum):
 
 
 class Backlog(NamedTuple):
-    """What waits on a stream of jobs."""
+    """Jobs that wait on one store's stream."""
 
     num_jobs: int
-    oldest_s: float  # that the oldest of those that no encoder took has waited
+    oldest_s: float  # wait of the oldest job that no encoder took
 
 
 Backlogs = Mapping[str, Backlog]
-"""Of a namespace's streams, by store."""
+"""Backlogs of a namespace's job streams, by store."""
 
 
 def merge_backlogs(backlogs: Backlogs) -> Backlog:
-    """Of all of them: their jobs, and how long the next job waits at least, wherever it is published."""
+    """Merge backlogs: number of jobs, and the least wait of the next job at any store."""
     found = backlogs.values()
     return Backlog(sum(each.num_jobs for each in found), min((each.oldest_s for each in found), default=0.0))
 
@@ -90,11 +90,11 @@ class FlightClaim:
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
-    backlogs: Backlogs | None = None  # of an owner that asked for them
+    backlogs: Backlogs | None = None  # for an owner that asked for them
 
 
 class StartResult(StrEnum):
-    """Whether an encoder shall work on a job that it took from the stream."""
+    """Outcome of an encoder's start of a job that it took from the stream."""
 
     STARTED = "started"
     UNWANTED = "unwanted"  # all requesters have left
@@ -103,7 +103,7 @@ class StartResult(StrEnum):
 
 
 class SingleFlight:
-    """The flights of one deployment. Errors: BusUnavailableError."""
+    """Flights of one deployment. Methods raise BusUnavailableError."""
 
     def __init__(self, bus: AsyncBus) -> None:
         self._names = bus.names
@@ -126,17 +126,17 @@ class SingleFlight:
         has_encoders: bool = True,
         with_backlog: bool = False,
     ) -> FlightClaim:
-        """Join `requesters` to the flight; become its owner where there is none.
+        """Join `requesters` to the flight, or become its owner if there is none.
 
         Args:
-            namespace_digest: that `mm_hash` was made with; its encoders get the job.
+            namespace_digest: namespace of `mm_hash`; its encoders get the job.
             mode: `new`: ordered for the first time; `retry`: its failure was received; `check`: is it
                 still on its way?
-            job_id: of the job to publish, unless one is in flight.
-            attempt: of that job, unless Redis knows better.
+            job_id: id of the job to publish, unless one is in flight.
+            attempt: attempt number of that job, unless Redis has another.
             ttl_s: seconds until none of these waits any more.
             stores: to whose encoders the job may go.
-            has_encoders: each of them has some, so a job that waits for another's encoders is claimed anew.
+            has_encoders: each of them has some, so a job that waits for another's encoders is claimed again.
             with_backlog: an owner gets the backlogs of `stores` too, before it publishes.
         """
         reply = await self._run(
@@ -165,12 +165,12 @@ class SingleFlight:
         remaining_ms: int | None = None,
         blob: bytes | None = None,
     ) -> str | None:
-        """Put the job of a claimed flight on the stream of `store`, once, however often it is asked.
+        """Put the job of a claimed flight on the stream of `store`, once over any number of calls.
 
         `spare_after_ms`: as in `codec.encode`.
 
         Returns:
-            The entry's id; None: the flight is not this job's any more.
+            The entry's id; None if the flight has another job now.
         """
         fields = codec.encode(
             job,
@@ -185,14 +185,14 @@ class SingleFlight:
         return reply.decode() or None
 
     async def leave_flight(self, mm_hash: str, keys: Iterable[RequesterKey]) -> bool:
-        """These wait no more. True: none is left, and the job, which no encoder had, was dropped."""
+        """Remove requesters; return True if none is left and the job, which no encoder had, was dropped."""
         reply = await self._run(LEAVE, mm_hash, rest=map(_field, keys), group=ENCODERS_GROUP)
         return bool(reply)
 
     async def read_backlogs(
         self, namespace_digest: str, stores: Sequence[str] = (DEFAULT_STORE,)
     ) -> Backlogs:
-        """Of the namespace's jobs at each of `stores`."""
+        """Return the backlog of the namespace's jobs at each store."""
         keys = self._streams(namespace_digest, stores)
         reply = await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP))
         return _backlogs(stores, reply)
@@ -208,11 +208,11 @@ class SingleFlight:
         ttl_s: float,
         stream: str | None = None,
     ) -> tuple[StartResult, tuple[Requester, ...]]:
-        """`encoder` took `job` from `stream`. Returns whether to work on it, and its requesters.
+        """Record that `encoder` took `job` from `stream`; return whether to run it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
-        encoder of the first renews its lease. What is gone is not for an encoder that is about to begin; one
-        that has begun cannot know from it that none waits.
+        encoder of the first renews its lease. A missing flight stops an encoder that is about to begin, but
+        not one that has begun.
         """
         reply = await self._run(
             START, job.mm_hash, [stream or self._names.encode_jobs(job.namespace_digest)],
@@ -232,14 +232,14 @@ class SingleFlight:
         lease_s: float,
         stream: str,
     ) -> bool:
-        """`encoder` still works on the job. False: another one does, or Redis knows nothing of it."""
+        """Renew the job's lease; return False if another encoder has it or Redis does not know it."""
         reply = await self._run(
             RENEW, mm_hash, [stream], job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s)
         )
         return bool(reply)
 
     async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
-        """Leave `metadata`, without its requesters, for those that join later.
+        """Store `metadata`, without its requesters, for those that join later.
 
         Returns:
             The requesters that wait now; None: there is no flight.
@@ -251,7 +251,7 @@ class SingleFlight:
     async def finish_flight(
         self, mm_hash: str, job_id: str, served: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
-        """The item is sealed, and `served` were sent all of it.
+        """Record that the item is sealed and that `served` were sent all of it.
 
         Returns:
             (whether the flight has ended, the requesters that wait); not ended: others have joined, send
@@ -267,9 +267,9 @@ class SingleFlight:
     async def fail_flight(
         self, failure: EncodeFailed, *, by_owner: bool = True
     ) -> tuple[Requester, ...] | None:
-        """The job produces nothing. Returns its requesters: none, when another encoder works on it.
+        """Record that the job failed; return its requesters, or none if another encoder works on it.
 
-        `by_owner` False: whichever encoder worked on it. None: there was no flight.
+        With `by_owner` False, any encoder may have had it. Returns None if there was no flight.
         """
         reply = await self._run(
             FAIL, failure.mm_hash, job=failure.job_id, encoder=failure.encoder if by_owner else "",
@@ -285,7 +285,7 @@ class SingleFlight:
         rest: Iterable[Value] = (),
         **named: Value,
     ) -> Any:
-        """Run a step of the item's flight; `streams`: those besides the one that the flight notes."""
+        """Run a step of the item's flight; `streams` are those besides the one that the flight names."""
         keys = [self._names.inflight(mm_hash), *streams]
         return await self._call(script, keys, script.arguments(rest, **named))
 
@@ -321,7 +321,7 @@ def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 
 def _requesters(found: Sequence[bytes]) -> tuple[Requester, ...]:
-    """Sorted, so that what is published does not depend on Redis' hash."""
+    """Return requesters sorted, so that published messages do not depend on Redis' hash order."""
     return tuple(sorted((Requester.model_validate_json(each) for each in found), key=requester_key))
 
 

@@ -1,18 +1,18 @@
-"""Which instance has a stored response, for every gateway: a key for each, which expires."""
+"""Instance of each stored response, for every gateway: one key each, which expires."""
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.redis_client.commands import run_command, send_command
 
 
 class StoredResponses:
-    """Records by a response's id; a record is JSON, and not parsed here."""
+    """Records by response id, as JSON that is not parsed here."""
 
     def __init__(self, bus: AsyncBus, ttl_s: float) -> None:
         self._bus = bus
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     async def get(self, response_id: str) -> bytes | None:
-        """The record of a response; None: there is none (any more).
+        """Return the record of a response, or None.
 
         Raises:
             BusUnavailableError

@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class BlobMissingError(BusUnavailableError):
-    """The bytes are not in Redis: it lost them, or their time was over."""
+    """The bytes are not in Redis: they were lost or have expired."""
 
 
 class BlobStore:
-    """Tensors of one deployment by their place (`Descriptor`: mm_hash, generation, offset). Thread-safe."""
+    """Tensors of one deployment, by place (`Descriptor`: mm_hash, generation, offset). Thread-safe."""
 
     def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
         self._names = StreamNames(deployment)
@@ -50,7 +50,7 @@ class BlobStore:
         self._call("put tensor", lambda: self._client.set(key, data, ex=TTL_S))
 
     def get(self, place: str, num_bytes: int) -> bytes:
-        """The bytes at `place`.
+        """Return the bytes at `place`.
 
         Raises:
             BlobMissingError: they are gone, or are not `num_bytes` long.
@@ -63,7 +63,7 @@ class BlobStore:
         return data
 
     def renew_tensor(self, place: str, num_bytes: int) -> bool:
-        """Whether `num_bytes` are there; if so, they stay for another `TTL_S` seconds.
+        """Return whether `num_bytes` are there; if so, keep them for another `TTL_S` seconds.
 
         Raises:
             BusUnavailableError: Redis cannot be reached.

@@ -1,4 +1,4 @@
-"""A file in shared memory: each engine's worker of a host writes what it does, and reads what others do.
+"""Core board: a file in shared memory in which the worker of each engine of a host writes its work.
 
     header   magic, version                              64 bytes
     slot 0   work | before << 8, since_ns, own cores      64 bytes: a cache line, one writer
@@ -6,7 +6,7 @@
 
 No lock is taken to read or write: words that do not belong together make the choice of cores for one step
 unfit, and nothing else. The slot itself is held by a kernel lock of the "open file description" kind, which
-ends with its process, whatever kills it, and works between containers; a slot without it is nobody's.
+ends with its process, whatever kills it, and works between containers; a slot without it is free.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ class CoreBoardError(TriptychError):
 
 
 def board_path(store_socket: Path) -> Path:
-    """Where the engines that use this store meet: beside its socket, which only their user reaches."""
+    """Return the board's path, beside the store's socket, which only the engines' user reaches."""
     return store_socket.with_name(store_socket.name + ".cores")
 
 
 class CoreBoard:
-    """This process's slot, and a view of the others'. For one thread."""
+    """Slot of this process on the board and a view of the others. Use it from one thread."""
 
     def __init__(self, fd: int, memory: mmap.mmap, slot: int, own: Collection[int]) -> None:
-        """Use `open`."""
+        """Take over an open slot; `open` makes boards."""
         self._fd = fd
         self._memory = memory
         self._slot = slot
@@ -59,10 +59,10 @@ class CoreBoard:
 
     @classmethod
     def open(cls, path: Path, own: Collection[int]) -> Self:
-        """Make the file unless it is there, and take a free slot. `own`: cores that this engine owns.
+        """Open the file, making it if needed, and take a free slot; `own` are the engine's cores.
 
         Raises:
-            CoreBoardError: see there.
+            CoreBoardError: the class describes the causes.
         """
         if any(not 0 <= core < MAX_CORES for core in own):
             raise CoreBoardError(f"cores above {MAX_CORES - 1} cannot be shared")
@@ -81,7 +81,7 @@ class CoreBoard:
             raise
 
     def publish(self, work: Work) -> None:
-        """This engine does `work` from now on."""
+        """Write that this engine does `work` from now on."""
         if self._work is not Work.IDLE:
             self._before = self._work
         self._work = work
@@ -89,7 +89,7 @@ class CoreBoard:
         _SLOT.pack_into(self._memory, _place(self._slot), word, time.monotonic_ns(), self._own)
 
     def others(self) -> list[EngineLoad]:
-        """The engines of the other slots that live and have worked."""
+        """Return the living engines of the other slots that have worked."""
         slots = enumerate(_SLOT.iter_unpack(self._memory[SLOT_BYTES:]))
         return [
             EngineLoad(Work(word & 0xFF), self._cores(bits), since_ns, Work(word >> 8))
@@ -98,7 +98,7 @@ class CoreBoard:
         ]
 
     def close(self) -> None:
-        """Leave the board. May be called twice."""
+        """Leave the board; may be called twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._memory.close()
@@ -120,13 +120,13 @@ def _map(fd: int, path: Path) -> mmap.mmap:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         raise CoreBoardError(f"{path} is not a file of this user")
     if found.st_size == 0:
-        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill who writes
+        os.posix_fallocate(fd, 0, _BOARD_BYTES)  # zeros, not holes: a full tmpfs would kill a writer
     elif found.st_size != _BOARD_BYTES:
         raise CoreBoardError(f"{path} is of another version")
     memory = mmap.mmap(fd, _BOARD_BYTES)
     header = _HEADER.unpack_from(memory)
     if header == (b"\0" * 8, 0):
-        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # who else comes now writes the same
+        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION)  # any process that opens it now writes the same
     elif header != (_MAGIC, _VERSION):
         memory.close()
         raise CoreBoardError(f"{path} is of another version")

@@ -1,4 +1,4 @@
-"""Which GPU each engine of a host computes on, and how engines of one GPU divide it. Pure."""
+"""GPU of each engine of a host, and each engine's part of a shared GPU. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ ENCODER: EngineKind = "encoder"
 PREFILL_DECODE: EngineKind = "prefill_decode"
 
 ENCODER_SHARE = 0.10
-"""Of a GPU that it shares. An encoder has no KV cache: vLLM asks at its start whether so much is free."""
+"""Share of a GPU that an encoder needs beside others; vLLM checks at its start that it is free."""
 UNCOUNTED_SHARE = 0.15
-"""Of a shared GPU: what vLLM's share does not count. Each process's CUDA context, tensors that were injected
-into prefill_decodes, and what the encoder takes beyond its share while it works."""
+"""Share of a shared GPU outside vLLM's count: CUDA contexts, tensors injected into prefill_decodes, and the
+encoder's peaks beyond its share."""
 SMALLEST_SHARE = 0.05
 
 NORMAL, BELOW_NORMAL = 0, 1
@@ -24,13 +24,13 @@ NORMAL, BELOW_NORMAL = 0, 1
 
 @dataclass(frozen=True)
 class MpsLimits:
-    """Of one engine on a GPU that it shares under MPS. None: as the control daemon says."""
+    """MPS limits of one engine on a shared GPU. None: the control daemon's default."""
 
-    thread_percentage: int | None = None  # of the GPU's threads, at most; nothing is kept free for it
+    thread_percentage: int | None = None  # upper bound of the GPU's threads; none are reserved
     priority: int | None = None  # NORMAL or BELOW_NORMAL: a hint to CUDA, and no promise
 
     def environment(self) -> dict[str, str]:
-        """For the engine's process: CUDA reads it once, when the process first uses the GPU."""
+        """Return the variables of the engine's process, which CUDA reads once at first use."""
         limits = {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": self.thread_percentage,
             "CUDA_MPS_CLIENT_PRIORITY": self.priority,
@@ -40,7 +40,7 @@ class MpsLimits:
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """Where one engine computes."""
+    """GPU and limits of one engine."""
 
     gpu: str  # as in CUDA_VISIBLE_DEVICES: a number, or a UUID, also of a part of a GPU (MIG)
     num_engines: int  # on this GPU, this one among them
@@ -55,7 +55,7 @@ def plan_gpus(
     policy: CorePolicy,
     slab_share: float = 0.0,
 ) -> list[GpuPlace]:
-    """A place for each engine, encoders first. `slab_share`: of the first GPU, for the store."""
+    """Return a place for each engine, encoders first; `slab_share` of the first GPU is the store's."""
     kinds = [ENCODER] * num_encoders + [PREFILL_DECODE] * num_prefill_decodes
     numbers = place_engines(num_encoders, num_prefill_decodes, len(gpus))
     places: dict[int, GpuPlace] = {}  # by the engine's position
@@ -72,7 +72,7 @@ def plan_gpus(
 
 
 def place_engines(num_encoders: int, num_prefill_decodes: int, num_gpus: int) -> list[int]:
-    """The number of each engine's GPU, encoders first.
+    """Return the number of each engine's GPU, encoders first.
 
     Encoders share with each other before they share with text: where each prefill_decode can have a GPU of
     its own and one is left, encoders take what is left. Else all take turns.
@@ -86,7 +86,7 @@ def place_engines(num_encoders: int, num_prefill_decodes: int, num_gpus: int) ->
 
 
 def memory_shares(kinds: Sequence[EngineKind], slab_share: float) -> list[float]:
-    """Parts of one GPU for the engines on it, as `--gpu-memory-utilization` takes them.
+    """Return each engine's part of one GPU, for `--gpu-memory-utilization`.
 
     Encoders get what they need; the prefill_decodes' KV caches get the rest, in equal parts.
     """
@@ -98,7 +98,7 @@ def memory_shares(kinds: Sequence[EngineKind], slab_share: float) -> list[float]
 
 
 def mps_limits(policy: CorePolicy, kinds: Sequence[EngineKind]) -> list[MpsLimits]:
-    """What MPS is told of each engine of one GPU.
+    """Return the MPS limits of each engine of one GPU.
 
     `split` gives equal parts. The other two leave the whole GPU to each engine, so that one may use what
     others leave idle, and put one kind behind the other while both have work.

@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service on this host: whether its control daemon is there, and what a process gets.
+"""NVIDIA's Multi-Process Service on this host: presence of its control daemon, and a process's limits.
 
 Triptych starts no daemon and changes none. CUDA looks for one when a process first uses a GPU, and goes on
 without where it does not answer; so only the driver of a worker can tell that MPS is really used.
@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 CONTROL = "control"
-"""The control daemon's socket in its directory."""
+"""Name of the control daemon's socket in its directory."""
 
 
 class CudaEnvironment(BaseSettings):
-    """CUDA's own variables, as this process has them."""
+    """CUDA's own variables in this process's environment."""
 
     model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
 
@@ -24,7 +24,7 @@ class CudaEnvironment(BaseSettings):
 
 
 def has_mps_daemon() -> bool:
-    """Whether a control daemon has its socket where CUDA would look for it. Nothing is asked of it.
+    """Return whether a control daemon's socket exists where CUDA looks for it; does not connect.
 
     One in a directory that this user may not read is no daemon for it either.
     """

@@ -1,11 +1,11 @@
-"""How the cores of a host are divided among its engines before any of them runs. Pure."""
+"""Division of a host's cores among its engines before any of them runs. Pure."""
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Literal, get_args
 
 CorePolicy = Literal["split", "text_first", "image_first"]
-"""How engines of one host share its cores.
+"""Policy by which the engines of one host share its cores.
 
 split: each has threads for its own, wherever they run. text_first: while images are encoded and prompts
 computed, an engine also takes cores that others leave idle, and none from text that is being decoded.
@@ -14,18 +14,17 @@ image_first: it takes those as well.
 
 CORE_POLICIES: tuple[str, ...] = get_args(CorePolicy)
 CORES_PER_SPARE_CORE = 8
-"""One core of so many is left to the gateway, Redis, the store and the engines' hosts."""
+"""One of this many cores is left to the gateway, Redis, the store and the engines' hosts."""
 TEAM_FACTOR = 2
-"""Threads for encoding and prompts, at most so many for each core that an engine owns: while nothing is idle
-they all run there."""
+"""Threads for encoding and prompts per core that an engine owns, at most; they share those cores until others
+are idle."""
 
 
 def plan_cores(num_encoders: int, num_prefill_decodes: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """Cores that each engine owns, encoders first: at least one, which several own where there are too few.
+    """Return the cores of each engine, encoders first: at least one each, shared if there are too few.
 
     Equal parts: while cores can be borrowed an idle engine's part is not lost, and while all are busy neither
-    encoding nor decoding may starve. What is left over goes to prefill_decodes first, since decoding does not
-    borrow.
+    encoding nor decoding may starve. Spare cores go to prefill_decodes first, since decoding does not borrow.
     """
     num_engines = num_encoders + num_prefill_decodes
     if num_engines == 0 or not cores:
@@ -45,13 +44,13 @@ def plan_cores(num_encoders: int, num_prefill_decodes: int, cores: Sequence[int]
 
 
 def shared_cores(own: Collection[int], cores: Sequence[int]) -> frozenset[int]:
-    """Where an engine that owns `own` may compute: there, and on all of a host's `cores` but the spare ones.
+    """Return where an engine that owns `own` may compute: there, and on all `cores` but the spare ones.
 
-    `plan_cores` leaves the last ones: nobody borrows them.
+    The spare ones are the last, which `plan_cores` leaves to no engine.
     """
     return frozenset(own) | frozenset(cores[: len(cores) - len(cores) // CORES_PER_SPARE_CORE])
 
 
 def team_size(num_own: int, num_cores: int) -> int:
-    """Threads for encoding and prompts of an engine that owns `num_own` of a host's `num_cores`."""
+    """Return the number of threads for encoding and prompts of an engine with `num_own` of `num_cores`."""
     return max(num_own, min(TEAM_FACTOR * num_own, num_cores))

@@ -1,4 +1,4 @@
-"""On which cores an engine computes now, from what it is about to do and what the others do. Pure."""
+"""Choice of cores for an engine's next step, from its work and the other engines'. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from enum import IntEnum
 from triptych_common.cores.plan import CorePolicy
 
 DECODE_HOLD_NS = 20_000_000
-"""An engine that decoded so short a time ago is about to decode again: its cores are not idle."""
+"""Nanoseconds after a decode for which an engine's cores do not count as idle."""
 
 
 class Work(IntEnum):
-    """What an engine's worker computes. The numbers are those on the board."""
+    """Kinds of work of an engine's worker; the numbers are those on the board."""
 
     IDLE = 0
     DECODE = 1  # a step of text: some tokens at most
-    PREFILL = 2  # a step with a prompt, or a part of one, and nobody decodes
+    PREFILL = 2  # a step with a prompt, or a part of one, and no decode
     ENCODE = 3
     CHUNK = 4  # a step with a part of a prompt, in which others decode
 
@@ -25,9 +25,9 @@ class EngineLoad:
     """One engine's worker, as the board shows it."""
 
     work: Work
-    cores: frozenset[int]  # that it owns
+    cores: frozenset[int]  # cores that it owns
     since_ns: int  # CLOCK_MONOTONIC, one for all processes of a host
-    before: Work = Work.IDLE  # what it did before it was idle
+    before: Work = Work.IDLE  # work before it was idle
 
 
 def cores_for(
@@ -39,7 +39,7 @@ def cores_for(
     *,
     is_late: bool = False,
 ) -> frozenset[int]:
-    """Cores for the next step or layer: the engine's own, and all of `host` that nobody else keeps.
+    """Return the cores for the next step or layer: the engine's own, and those of `host` that no other keeps.
 
     Two that borrow the same idle core share it as the kernel sees fit. `is_late`: a prompt of the step should
     have been computed before; under `text_first` an encode keeps no core from it, and goes on beside it.
@@ -54,7 +54,7 @@ def cores_for(
 
 
 def _keeps_cores(other: EngineLoad, policy: CorePolicy, now_ns: int, *, is_late: bool) -> bool:
-    """Whether its cores cannot be borrowed now, by a step that is late or by another."""
+    """Return whether `other` keeps its cores from being borrowed now, by a late step or another one."""
     if other.work is Work.ENCODE:
         return not (is_late and policy == "text_first")
     if other.work in (Work.PREFILL, Work.CHUNK):

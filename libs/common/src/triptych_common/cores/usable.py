@@ -1,4 +1,4 @@
-"""Which cores this process may use: its affinity, which a cpuset narrows, and the CPU quota of its cgroup.
+"""Cores that this process may use: its affinity, narrowed by a cpuset, and its cgroup's CPU quota.
 
 Also whether its priority counts beside other programs.
 """
@@ -13,12 +13,12 @@ _AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Numbers of the cores that the kernel lets this process run on, in order."""
+    """Return the numbers of the cores that the kernel lets this process run on, in order."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def core_quota() -> float | None:
-    """Cores' worth of time that this process and its neighbours in the cgroup get; None: no quota."""
+    """Return the cores' worth of CPU time of this cgroup, or None without a quota."""
     own = _read(_OWN_CGROUP)
     return None if own is None else quota_of(own, lambda path: _read(_CGROUPS / path))
 
@@ -34,7 +34,7 @@ def nice_stays_inside() -> bool:
 
 
 def is_own_group(autogroups: str, own_cgroup: str) -> bool:
-    """`autogroups`: the text of the kernel's switch; `own_cgroup`: that of /proc/self/cgroup."""
+    """Return whether autogroups are on and this is the root cgroup, from the texts of the kernel's files."""
     paths = {
         controllers: path
         for _, controllers, path in (line.split(":", 2) for line in own_cgroup.splitlines() if ":" in line)
@@ -44,12 +44,12 @@ def is_own_group(autogroups: str, own_cgroup: str) -> bool:
 
 
 def num_usable_cores(num_cores: int, quota: float | None) -> int:
-    """Cores that can be busy all the time: of a quota of 1.5 one; at least one."""
+    """Return the number of cores that can be busy all the time, at least one: 1 for a quota of 1.5."""
     return max(1, num_cores if quota is None else min(num_cores, int(quota)))
 
 
 def quota_of(own_cgroup: str, read: Callable[[str], str | None]) -> float | None:
-    """The smallest quota from the process's cgroup up to the root, in both versions of cgroups.
+    """Return the smallest quota from the process's cgroup up to the root, in both versions of cgroups.
 
     `own_cgroup`: the text of /proc/self/cgroup. `read`: a file below /sys/fs/cgroup; None: it is not there.
     A container sees its own cgroup as the root, under a path that is the host's: both places are read.
@@ -84,7 +84,7 @@ def _quota_v1(folder: str, read: Callable[[str], str | None]) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """`max` and -1 stand for no quota; so does what is no number."""
+    """Return the quota in cores; None for `max`, -1, or what is no number."""
     if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
         return None
     return int(quota) / int(period)

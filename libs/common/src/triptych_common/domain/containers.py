@@ -1,17 +1,17 @@
 """Containers of video and audio, known by their first bytes; MP3, which has none, by its first frames.
 
-Media frameworks find out by themselves what a file is, and some of what they know are play lists that name
-other files and addresses. So only files that begin like one of these reach them.
+Media frameworks detect a file's format, and some formats are play lists that name other files and addresses.
+Only files that begin like one of these reach the frameworks.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-HEAD_BYTES = 1 << 16  # that decide
+HEAD_BYTES = 1 << 16  # bytes that decide the format
 MAX_FTYP_BYTES = 1024
 MAX_EBML_BYTES = 64
-MAX_MP3_STARTS = 1000  # places that are looked at: the bytes are a stranger's
+MAX_MP3_STARTS = 1000  # places that are searched: the bytes are not trusted
 NUM_MP3_FRAMES = 3  # one behind the other, which are no accident
 _MP3_HEADER = re.compile(rb"(?=\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef])")  # layer III
 _MP3_KBPS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
@@ -34,7 +34,7 @@ def _is_mpeg_audio(head: bytes) -> bool:
 
 
 def _is_frame(head: bytes) -> bool:
-    """Eleven bits of sync, a version, a layer and a rate that exist."""
+    """Check a frame header: eleven bits of sync, and a version, layer and rate that exist."""
     if len(head) < 3 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return False
     version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
@@ -42,7 +42,7 @@ def _is_frame(head: bytes) -> bool:
 
 
 def _are_mp3_frames(head: bytes, at: int) -> bool:
-    """Each frame tells where the next one is, and they agree in version, layer and sampling rate."""
+    """Check consecutive frames: each gives the place of the next, with equal version, layer and rate."""
     kind = head[at + 1] & 0xFE, head[at + 2] & 0x0C
     for _ in range(NUM_MP3_FRAMES - 1):
         is_mpeg_1, divisor = head[at + 1] & 8, (4, 0, 2, 1)[head[at + 1] >> 3 & 3]
@@ -57,18 +57,18 @@ def _are_mp3_frames(head: bytes, at: int) -> bool:
 
 
 def _is_iso(head: bytes) -> bool:
-    """MP4, MOV, M4A, 3GP: a box `ftyp` of a size that it can have."""
+    """Detect MP4, MOV, M4A or 3GP: a box `ftyp` of a possible size."""
     return head[4:8] == b"ftyp" and 8 <= int.from_bytes(head[:4], "big") <= MAX_FTYP_BYTES
 
 
 def _is_ebml(head: bytes) -> bool:
-    """WebM, Matroska, by name."""
+    """Detect WebM or Matroska by name."""
     head = head[:MAX_EBML_BYTES]
     return head.startswith(b"\x1aE\xdf\xa3") and (b"webm" in head or b"matroska" in head)
 
 
 def _is_ogg(head: bytes) -> bool:
-    """A first page, of version 0."""
+    """Detect a first Ogg page of version 0."""
     return head.startswith(b"OggS\0") and len(head) > 5 and bool(head[5] & 2)
 
 
@@ -84,6 +84,6 @@ AUDIO_CONTAINERS: Mapping[str, Test] = {
 
 
 def container_of(content: bytes, known: Mapping[str, Test]) -> str | None:
-    """Which of `known` it begins like; None: none of them."""
+    """Return the container in `known` that `content` begins like, or None."""
     head = content[:HEAD_BYTES]
     return next((name for name, test in known.items() if test(head)), None)

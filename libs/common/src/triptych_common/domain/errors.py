@@ -54,7 +54,7 @@ __all__ = [
 
 
 class IllegalTransitionError(TriptychError):
-    """`subject` may not go from `origin` to `target`."""
+    """A state machine was asked for the forbidden step of `subject` from `origin` to `target`."""
 
     def __init__(self, subject: str, origin: object, target: object) -> None:
         super().__init__(f"{subject}: {origin} -> {target} is not allowed")
@@ -68,7 +68,7 @@ class BusUnavailableError(TriptychError):
 
 
 class BusRefusedError(BusUnavailableError):
-    """Redis refuses our login, lacks rights for us, or has a certificate that is not trusted.
+    """Redis refuses the login, lacks rights for this user, or has an untrusted certificate.
 
     At the start, the service ends. Later it goes on trying: the password may be about to change.
     """
@@ -95,15 +95,15 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """No space now. Retryable."""
+    """The store has no space now; a retry may succeed."""
 
 
 class ItemTooLargeError(StoreError):
-    """More bytes than the region can ever hold for one item."""
+    """The item has more bytes than the region can ever hold for one item."""
 
 
 class UnknownHandleError(StoreError):
-    """A reservation, pin or writer that the store does not know, or no longer."""
+    """The store does not know the reservation, pin or writer, or no longer."""
 
 
 class NotOwnerError(StoreError):
@@ -115,7 +115,7 @@ class SpecMismatchError(StoreError):
 
 
 class StoreProtocolError(StoreError):
-    """A frame of the wrong version, order or form."""
+    """A frame has the wrong version, order or form."""
 
 
 _BY_CODE: dict[str, type[StoreError]] = {
@@ -134,12 +134,12 @@ _BY_CODE: dict[str, type[StoreError]] = {
 
 
 def store_error(failure: StoreFailure) -> StoreError:
-    """The exception that stands for the store's answer `failure`."""
+    """Return the exception for the store's answer `failure`."""
     return _BY_CODE[failure.code](failure.code, failure.detail)
 
 
 class RequestError(TriptychError):
-    """Becomes the HTTP answer to the gateway's caller, in OpenAI's error format.
+    """Error that becomes the HTTP answer to the gateway's caller, in OpenAI's format.
 
     `message` is shown to the caller: it names the faulty item, and holds no path, address or secret.
     """
@@ -161,7 +161,7 @@ class RequestError(TriptychError):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """The JSON body in OpenAI's error format."""
+        """Return the JSON body in OpenAI's error format."""
         kind = "invalid_request_error" if self.status_code < 500 else "server_error"
         if self.status_code == 429:
             kind = "rate_limit_error"

@@ -1,4 +1,4 @@
-"""Whose turn it is, where several classes and several flows wait for the same work. Pure: no clock, no I/O.
+"""Fairness among classes and flows that wait for the same work. Pure: no clock, no I/O.
 
 A flow is what shares its turns: the jobs of one tenant, or of one API key. A lane is a flow within a class.
 
@@ -8,10 +8,9 @@ waits gets one turn in `MAX_PASSED` + n - 1 at least.
 
 Between the flows of a class: start-time fair queueing (Goyal, Vin and Cheng, 1996). The class has a clock
 that shows the start of its latest turn. A flow's turn starts when its last one ended, or now by that clock if
-that is later; it ends as much later as its work costs. The earliest start goes first. For two flows that both
-wait, what they got differs by no more than one turn's cost of each, however much one of them asks for; a flow
-that comes anew waits for no more than one turn of each other flow, and a flow that had nothing to do saves
-nothing up.
+that is later; it ends as much later as its work costs. The earliest start goes first. The shares of two
+waiting flows differ by at most one turn's cost of each, however much one of them asks for; a new flow waits
+for at most one turn of each other flow, and an idle flow saves nothing up.
 """
 
 from collections.abc import Collection
@@ -22,21 +21,21 @@ from triptych_common.protocol.messages import EncodeClass, ImageProperties, Moda
 MAX_PASSED = 8
 LEVELS: dict[EncodeClass, int] = {each: level for level, each in enumerate(EncodeClass)}
 MAX_WAIT_TURNS = MAX_PASSED + len(LEVELS) - 1
-"""Of a class that waits, until it has a turn."""
+"""Longest wait of a class for its turn, in turns."""
 _KEPT_FLOWS = 256  # ends of idle flows are forgotten beyond that many
 
 
-MIN_COST = 0.25  # of the smallest image: each item is some work
-COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # where no header tells the size
+MIN_COST = 0.25  # cost of the smallest image: each item is some work
+COSTS = {Modality.IMAGE: 1.0, Modality.AUDIO: 1.0, Modality.VIDEO: 16.0}  # for items whose header has no size
 
 
 def turn_cost(modality: Modality, image: ImageProperties | None) -> float:
-    """Of an item's encode, in megapixels: encoders' time grows with what they look at."""
+    """Return the cost of an item's encode in megapixels, with which encode time grows."""
     return COSTS[modality] if image is None else max(image.num_pixels / 1e6, MIN_COST)
 
 
 class Lane(NamedTuple):
-    """What waits for turns."""
+    """A flow within a class: the unit that waits for turns."""
 
     encode_class: EncodeClass = EncodeClass.INTERACTIVE
     flow: str = ""
@@ -46,7 +45,7 @@ DEFAULT_LANE = Lane()
 
 
 class FairTurns:
-    """Remembers which lanes had turns. What waits is the caller's, and comes with each question."""
+    """Record of which lanes had turns. The caller owns the queues and passes what waits."""
 
     def __init__(self) -> None:
         self._clocks = dict.fromkeys(EncodeClass, 0.0)
@@ -54,14 +53,14 @@ class FairTurns:
         self._ends: dict[Lane, float] = {}  # by its class's clock
 
     def copy(self) -> "FairTurns":
-        """To ask what would be next."""
+        """Return a copy, to simulate later turns."""
         other = FairTurns()
         other._clocks, other._passed = dict(self._clocks), dict(self._passed)
         other._ends = dict(self._ends)
         return other
 
     def next_lane(self, waiting: Collection[Lane]) -> Lane:
-        """Of `waiting`, which are some, and for which there is room; the first one of equals."""
+        """Return the lane of the non-empty `waiting` whose turn is next; the first of equals."""
         classes = {lane.encode_class for lane in waiting}
         chosen = min(classes, key=LEVELS.__getitem__)
         overdue = [each for each in classes if self._passed[each] >= MAX_PASSED]
@@ -70,9 +69,9 @@ class FairTurns:
         return min((lane for lane in waiting if lane.encode_class is chosen), key=self.start_of)
 
     def take_turn(self, lane: Lane, cost: float, waiting: Collection[Lane]) -> None:
-        """`lane` has a turn. `waiting`: all that waited for it, this one among them or not.
+        """Give `lane` a turn; `waiting` are all lanes that waited for it.
 
-        Also those for which there was no room: they are passed over all the same.
+        Lanes without room count too: they are passed over all the same.
         """
         start = self.start_of(lane)
         self._clocks[lane.encode_class] = max(self._clocks[lane.encode_class], start)
@@ -86,5 +85,5 @@ class FairTurns:
             }
 
     def start_of(self, lane: Lane) -> float:
-        """When its next turn starts, by its class's clock."""
+        """Return when the lane's next turn starts, on its class's clock."""
         return max(self._clocks[lane.encode_class], self._ends.get(lane, 0.0))

@@ -23,7 +23,7 @@ _OWNER_CONTEXT = "triptych.owner.v1"
 
 
 def namespace_digest(parts: Mapping[str, str]) -> str:
-    """Digest of everything that the engines of one namespace share (weights, processor, dtype, vLLM version).
+    """Return the digest of all that one namespace's engines share (weights, processor, dtype, vLLM version).
 
     The order of `parts` does not matter. Returns 64 hex digits.
     """
@@ -34,7 +34,7 @@ def namespace_digest(parts: Mapping[str, str]) -> str:
 
 
 def media_digest(media: bytes) -> str:
-    """Digest of one item's bytes alone, which stands for them in `mm_hash`: 64 hex digits.
+    """Return the digest of one item's bytes alone, which stands for them in `mm_hash`: 64 hex digits.
 
     It belongs to no model and no tenant, so it can be kept beside bytes that are asked about later.
     """
@@ -51,14 +51,14 @@ def mm_hash(
     tenant_salt: str = "",
     piece_rows: int = 0,
 ) -> MmHash:
-    """Identity of one media item: equal if and only if the encoder's output must be equal.
+    """Return the identity of a media item: equal if and only if the encoder's output must be equal.
 
     Args:
         modality: e.g. "image"; the same bytes read as another modality are another item.
         media_digest: from `media_digest`, of the media's bytes as received, not decoded.
         namespace_digest: from `namespace_digest`.
-        processor_options: what the request passes to the processor (`mm_processor_kwargs`), JSON values.
-        media_io_options: what the request passes to the media reader (`media_io_kwargs`), JSON values.
+        processor_options: the request's options of the processor (`mm_processor_kwargs`), JSON values.
+        media_io_options: the request's options of the media reader (`media_io_kwargs`), JSON values.
         tenant_salt: from `tenant_salt`; keeps tenants from seeing each other's items. "": shared.
         piece_rows: as in the item's `EncodeJob`: how its tensor is divided follows from it. 0: not at all.
 
@@ -79,15 +79,15 @@ def mm_hash(
 
 
 def tenant_salt(tenant: str) -> str:
-    """What keeps the caches of `tenant` apart from all others': 64 hex digits, two names never share one.
+    """Return 64 hex digits that separate the caches of `tenant` from all others'.
 
-    Not a secret: no caller can choose it, since callers may not set what it goes into.
+    The salt is no secret: callers may not set the fields that contain it.
     """
     return blake3(tenant.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest()
 
 
 def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None) -> str:
-    """Whose the files are that an API key uploads: 32 hex digits, which name neither the key nor its tenant.
+    """Return the owner of an API key's files: 32 hex digits that reveal neither key nor tenant.
 
     A key with a name keeps its files when the key itself is exchanged; one without is known by its digest.
     """
@@ -100,29 +100,29 @@ def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None
 
 
 def raw_item_id(item: MmHash) -> str:
-    """Identity of one item's raw media in an engine that encodes them itself: apart from its tensor's."""
+    """Return the identity of an item's raw media in an engine that encodes it itself, unlike its tensor's."""
     return _digest(_RAW_TAG, (item.encode(),))
 
 
 def piece_hash(item: MmHash, first_row: int, end_row: int) -> MmHash:
-    """Identity of the piece of an item's tensor that has its rows from `first_row` up to `end_row`."""
+    """Return the identity of the piece of an item's tensor with rows `first_row` up to `end_row`."""
     return MmHash(_digest(_PIECE_TAG, (item.encode(), str(first_row).encode(), str(end_row).encode())))
 
 
 def entry_hashes(item: MmHash, pieces: Sequence[int]) -> tuple[MmHash, ...]:
-    """Under which an item lies in a store: its own, or one for each of its pieces, of so many rows each."""
+    """Return the hashes of an item's entries in a store: its own, or one for each piece of these rows."""
     if not pieces:
         return (item,)
     return tuple(piece_hash(item, first, end) for first, end in row_ranges(pieces))
 
 
 def row_ranges(pieces: Sequence[int]) -> list[tuple[int, int]]:
-    """First row and end of each piece, from the number of rows in each."""
+    """Return first row and end of each piece, from the number of rows in each."""
     return list(pairwise(accumulate(pieces, initial=0)))
 
 
 def plain_item_hash(namespace_digest: str, identifier: str) -> MmHash:
-    """Identity of an item that vLLM has named itself, among the engines of one namespace."""
+    """Return the identity of an item that vLLM named itself, within one namespace."""
     return MmHash(_digest(_PLAIN_TAG, (namespace_digest.encode(), identifier.encode())))
 
 

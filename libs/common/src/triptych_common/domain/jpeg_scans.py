@@ -1,4 +1,4 @@
-"""How many scans a JPEG has. Pure.
+"""Number of scans in a JPEG. Pure.
 
 A scan of a progressive JPEG costs its decoder a pass over every block of the image, and hardly any bytes.
 Segments are passed over by their length, and what follows the image's end is not read: photographs
@@ -18,15 +18,15 @@ _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN = 0xD8, 0xD9, 0xDA
 
 
 def has_too_many_scans(jpeg: bytes) -> bool:
-    """Whether decoding `jpeg` would take more than `MAX_JPEG_SCANS` passes over it."""
+    """Return whether decoding `jpeg` takes more than `MAX_JPEG_SCANS` passes over it."""
     return num_jpeg_scans(jpeg) > MAX_JPEG_SCANS
 
 
 def num_jpeg_scans(jpeg: bytes) -> int:
-    """Passes over the image that decoding `jpeg` takes, `MAX_JPEG_SCANS` + 1 at most.
+    """Return the passes over the image that decoding `jpeg` takes, `MAX_JPEG_SCANS` + 1 at most.
 
-    More than `MAX_JPEG_MARKERS` markers count as too many scans. What a decoder refuses anyway may be
-    answered either way.
+    More than `MAX_JPEG_MARKERS` markers count as too many scans. For files that a decoder refuses, any number
+    may be returned.
     """
     position = num_scans = 0
     for _ in range(MAX_JPEG_MARKERS):
@@ -46,7 +46,7 @@ def num_jpeg_scans(jpeg: bytes) -> int:
 
 
 def _next_marker(jpeg: bytes, position: int) -> int | None:
-    """Where it begins."""
+    """Return the position of the next marker, or None."""
     while position < len(jpeg):
         end = position + WINDOW_BYTES
         match = _MARKER.search(jpeg, position, end + 1)  # a marker may begin with the window's last byte

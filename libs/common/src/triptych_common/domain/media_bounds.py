@@ -1,4 +1,4 @@
-"""What one item of media may cost, and which codecs may read it, wherever it is decoded."""
+"""Bounds of one media item's cost, and its allowed codecs, wherever it is decoded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class DecodingBounds:
     audio_codecs: tuple[str, ...] = AUDIO_CODECS
     tiff_compressions: tuple[str, ...] = TIFF_COMPRESSIONS
     num_processes: int = 2
-    cpu_s: int = 120  # of all of the child's threads
-    num_bytes: int = 1 << 30  # of the child's memory, beyond what it needs for itself
+    cpu_s: int = 120  # CPU seconds of all threads of the child
+    num_bytes: int = 1 << 30  # memory of the child beyond its own
     timeout_s: float = 18.0  # without the time in which the child waited for a core
 
 
@@ -58,17 +58,17 @@ def refused_codec(codecs: Iterable[str], allowed: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class VideoBounds:
-    """What one video may cost."""
+    """Bounds of decoding one video."""
 
-    max_s: float  # how long it lasts
+    max_s: float  # longest duration
     max_frame_pixels: int
-    max_pixels: int  # of all frames that are given to the model
-    max_file_pixels: int  # of all frames of the file: those in front of the last one are decoded, too
+    max_pixels: int  # all frames that are given to the model
+    max_file_pixels: int  # all frames of the file: those before the last one used are decoded too
 
 
 @dataclass(frozen=True, slots=True)
 class AudioBounds:
-    """What one audio file may cost."""
+    """Bounds of decoding one audio file."""
 
-    max_s: float  # how long it lasts
-    max_bytes: int  # of its samples, decoded
+    max_s: float  # longest duration
+    max_bytes: int  # all samples, decoded

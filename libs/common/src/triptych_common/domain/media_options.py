@@ -1,6 +1,6 @@
-"""Which processor and media options a request may carry, and within which bounds. Pure.
+"""Processor and media options that a request may carry, and their bounds. Pure.
 
-By default none: an option changes what an image costs, and what the vision tower is given. An operator lists
+By default none: an option changes an image's cost, and the vision tower's input. An operator lists
 the options that callers may set; everything else is refused before any media are read, at the gateway and
 again at the encoder.
 """
@@ -30,7 +30,7 @@ class OptionBounds(BaseModel):
     values: tuple[JsonValue, ...] | None = None
 
     def model_post_init(self, context: Any) -> None:
-        """Raises ValueError: neither an interval nor a list."""
+        """Refuse (ValueError) bounds that are neither an interval nor a list."""
         if self.values is not None:
             if self.min is not None or self.max is not None or not self.values:
                 raise ValueError("give `values`, at least one, or `min` and `max`")
@@ -42,7 +42,7 @@ class OptionBounds(BaseModel):
             raise ValueError("`min` is above `max`")
 
     def allows(self, value: Any) -> bool:
-        """Is `value` (of JSON) within the bounds?"""
+        """Return whether the JSON `value` is within the bounds."""
         if self.values is not None:
             return any(_same(value, allowed) for allowed in self.values)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -55,7 +55,7 @@ class OptionBounds(BaseModel):
 
     @property
     def largest(self) -> float:
-        """The largest number that is allowed; 0 where none is."""
+        """Return the largest allowed number; 0 if none is."""
         if self.values is None:
             return self.max or 0
         return max((value for value in self.values if isinstance(value, (int, float))), default=0)
@@ -71,14 +71,14 @@ OptionRules = Mapping[str, OptionBounds]  # by the option's name
 
 @dataclass(frozen=True, slots=True)
 class OptionRefusal:
-    """Which option is refused, and why."""
+    """Name of a refused option, and the reason."""
 
     name: str
     reason: str
 
 
 def refused_option(options: Mapping[str, Any], rules: OptionRules) -> OptionRefusal | None:
-    """The first of `options` that `rules` do not allow; None when all are allowed.
+    """Return the first of `options` that `rules` refuse, or None.
 
     An option `min_x` must not be above its `max_x`.
     """
@@ -97,7 +97,7 @@ def refused_option(options: Mapping[str, Any], rules: OptionRules) -> OptionRefu
 
 
 def _same(value: Any, allowed: Any) -> bool:
-    """Equal as JSON: neither 1 and true nor 1 and 1.0 are."""
+    """Compare as JSON: 1 equals neither true nor 1.0."""
     try:
         return orjson.dumps(value) == orjson.dumps(allowed)
     except TypeError:  # nested more deeply than JSON is written

@@ -1,4 +1,4 @@
-"""Which exceptions are worth a retry: those that the input did not cause. Pure."""
+"""Exceptions that are worth a retry because the input did not cause them. Pure."""
 
 import errno
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 def is_transient(error: BaseException) -> bool:
-    """Did `error`, or what caused it, come from the machine (memory, files, threads, time)?"""
+    """Return whether the machine (memory, files, threads, time) caused `error`."""
     return any(map(_is_transient, _chain(error)))
 
 
@@ -28,7 +28,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what it was raised from, each once."""
+    """Yield `error` and its causes, each once."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

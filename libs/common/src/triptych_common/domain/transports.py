@@ -1,4 +1,4 @@
-"""Which transport a producer and its consumers use. Pure.
+"""Choice of the transport between a producer and its consumers. Pure.
 
 An entry lies in one memory for all its readers: the choice is the best that the producer and every consumer
 of its namespace can do, as they announce it in the registry. Between stores entries go from region to region
@@ -17,36 +17,36 @@ CONSUMING_ROLES = (Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE
 
 @dataclass(frozen=True)
 class StoreSlab:
-    """The slab of one start of a store."""
+    """Slab of a store, valid until the store restarts."""
 
     memory: str  # "cuda:GPU-..."
     generation: int
 
     @classmethod
     def of_welcome(cls, welcome: Welcome) -> "StoreSlab | None":
-        """None: the store has no device memory."""
+        """Return the slab that `welcome` announces; None without device memory."""
         return None if welcome.slab is None else cls(welcome.slab.memory, welcome.generation)
 
 
 @dataclass(frozen=True)
 class TransportCapabilities:
-    """What one instance offers: transports, best first, and the slab that `cuda_ipc` is for."""
+    """Transports that one instance offers, best first, and its slab for `cuda_ipc`."""
 
     transports: tuple[Transport, ...]
     device: str | None = None  # "GPU-..."
     slab_generation: int | None = None  # of the store whose slab it has mapped and read
-    store: str | None = None  # that it works with; None: it does not say
+    store: str | None = None  # store that it works with; None: not announced
 
     @classmethod
     def announced(cls, record: InstanceRecord) -> "TransportCapabilities":
-        """Of another instance; one that announces nothing knows the region only."""
+        """Return what another instance announced; without an announcement, shared memory only."""
         transports = record.transports or (Transport.PINNED_SHM,)
         return cls(transports, record.device, record.slab_generation, record.store)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A producer, a consumer that may want its tensors, and how these travel between them now."""
+    """A producer, a consumer of its tensors, and the transport between them now."""
 
     producer: str  # instances
     consumer: str
@@ -57,7 +57,7 @@ class Pair:
 def choose_memories(
     producer: TransportCapabilities, consumers: Iterable[TransportCapabilities], slab: StoreSlab | None
 ) -> list[str]:
-    """Where the producer may put a tensor, best first; never empty."""
+    """Return where the producer may put a tensor, best first; never empty."""
     slab_memory = None if slab is None else slab.memory
     able = list(consumers)
     memories = [
@@ -75,7 +75,7 @@ def choose_memories(
 
 
 def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> list[Pair]:
-    """Every producer and consumer of one namespace, as each producer chooses now."""
+    """Return every producer and consumer of one namespace with the transport each producer chooses now."""
     known = list(records)
     pairs = []
     for producer in (each for each in known if each.role in PRODUCING_ROLES):
@@ -98,24 +98,24 @@ def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> l
 
 
 def consumers_of(namespace_digest: str | None, records: Iterable[InstanceRecord]) -> list[InstanceRecord]:
-    """Who may want tensors of this namespace."""
+    """Return the instances that may read tensors of this namespace."""
     return [
         each for each in records if each.role in CONSUMING_ROLES and each.namespace_digest == namespace_digest
     ]
 
 
 def transport_of(memory: str) -> Transport:
-    """By which transport a tensor in `memory` comes."""
+    """Return the transport of a tensor in `memory`."""
     return {SHM: Transport.PINNED_SHM, REDIS: Transport.REDIS}.get(memory, Transport.CUDA_IPC)
 
 
 def _are_apart(*all_of: TransportCapabilities) -> bool:
-    """They work with several stores. Who does not say has the others'."""
+    """Return whether they use several stores; an instance that names none uses the others'."""
     return len({each.store for each in all_of if each.store is not None}) > 1
 
 
 def _another_store(producer: InstanceRecord, consumers: Iterable[InstanceRecord]) -> str | None:
-    """Why a producer with a slab does not use it; None: it does, or that is not why."""
+    """Return why another store keeps a producer from its slab, or None."""
     if Transport.CUDA_IPC not in producer.transports or producer.store is None:
         return None
     far = next((each for each in consumers if each.store not in (None, producer.store)), None)
@@ -129,7 +129,7 @@ def _memory(transport: Transport, slab_memory: str | None) -> str:
 
 
 def _share_slab(slab: StoreSlab | None, all_of: Sequence[TransportCapabilities]) -> bool:
-    """Have all of them mapped it, and read from it? What they found of an earlier store's counts no more."""
+    """Return whether all of them mapped and read this slab; an earlier store's slab does not count."""
     if slab is None or _are_apart(*all_of):
         return False
     return all(

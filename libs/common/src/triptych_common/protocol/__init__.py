@@ -1,4 +1,4 @@
-"""The wire. The only place where wire types live.
+"""Wire types, which live nowhere else.
 
 ids       identifiers as types
 item_record  what a language model needs to know of an item, inside messages

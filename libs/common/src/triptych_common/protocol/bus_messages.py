@@ -1,4 +1,4 @@
-"""Every message that travels on Redis Streams, in one list: the codec reads these, and steps cover them."""
+"""List of every message that travels on Redis Streams, for the codec and the steps."""
 
 from triptych_common.protocol.messages import (
     EncodeCompleted,

@@ -1,4 +1,4 @@
-"""Bytes <-> messages: entries of Redis Streams, registry records, frames on the store's socket.
+"""Encode and decode entries of Redis Streams, registry records, and frames on the store's socket.
 
 A stream entry has the fields
 
@@ -41,14 +41,14 @@ class Envelope:
 
     message: Message
     traceparent: str | None = None
-    remaining_ms: int | None = None  # what the sender had left when it sent
+    remaining_ms: int | None = None  # time that the sender had left when it sent
     blob: bytes | None = field(default=None, repr=False)
     received_at: float = field(default_factory=time.monotonic)  # seconds, this process's monotonic clock
-    queued_s: float = 0.0  # how long the entry waited in its stream, by Redis' clock; 0 when not known
+    queued_s: float = 0.0  # wait of the entry in its stream, by Redis' clock; 0 if unknown
 
     @property
     def deadline(self) -> float | None:
-        """Monotonic second from which no requester waits any longer; None: no deadline."""
+        """Monotonic second after which no requester waits, or None."""
         if self.remaining_ms is None:
             return None
         return self.received_at - self.queued_s + self.remaining_ms / 1000
@@ -62,10 +62,9 @@ def encode(
     blob: bytes | None = None,
     spare_after_ms: int | None = None,
 ) -> dict[bytes, bytes]:
-    """Fields of the stream entry for `message`.
+    """Return the fields of the stream entry for `message`.
 
-    `spare_after_ms`: consumers for which the entry is not meant in the first place may take it when it has
-    waited for so long; None: never.
+    `spare_after_ms`: consumers of other stores may take the entry after this wait; None: never.
 
     Raises:
         TypeError: not a message of the bus.
@@ -85,7 +84,7 @@ def encode(
 
 
 def decode(fields: Mapping[bytes, bytes], *, queued_s: float = 0.0) -> Envelope:
-    """The message in a stream entry.
+    """Return the message in a stream entry.
 
     Raises:
         UnsupportedVersionError: of another schema version.
@@ -110,12 +109,12 @@ def decode(fields: Mapping[bytes, bytes], *, queued_s: float = 0.0) -> Envelope:
 
 
 def encode_record(record: InstanceRecord) -> bytes:
-    """One registry record, with its schema version."""
+    """Encode one registry record, with its schema version."""
     return orjson.dumps({"v": SCHEMA_VERSION, "record": record.model_dump(mode="json")})
 
 
 def decode_record(value: bytes) -> InstanceRecord:
-    """The reverse of `encode_record`.
+    """Decode what `encode_record` encoded.
 
     Raises:
         UnsupportedVersionError: of another schema version.
@@ -136,7 +135,7 @@ def decode_record(value: bytes) -> InstanceRecord:
 
 # ---- frames on the store's socket ----------------------------------------------------------------
 def frame(message: StoreFrame, seq: int | None = None) -> bytes:
-    """`message` as one frame; with `seq` in place of its own, if one is given.
+    """Return `message` as one frame, with `seq` in place of its own if given.
 
     Raises:
         MalformedMessageError: larger than `MAX_FRAME_BYTES`.
@@ -151,14 +150,14 @@ def frame(message: StoreFrame, seq: int | None = None) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frame bodies. One per connection; holds at most one unfinished frame."""
+    """Split a byte stream into frame bodies. One per connection; holds at most one unfinished frame."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bodies that `data` completes, in order.
+        """Return the bodies that `data` completes, in order.
 
         Raises:
             MalformedMessageError: a frame announces more than the limit. The stream cannot be read on.
@@ -180,12 +179,12 @@ class FrameDecoder:
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet; not 0 at the end of a stream: it was cut off."""
+        """Number of bytes of an incomplete frame; not 0 at the end of a stream means it was cut off."""
         return len(self._buffer)
 
 
 def decode_command(body: bytes) -> StoreCommand:
-    """The command in a frame's body.
+    """Return the command in a frame's body.
 
     Raises:
         MalformedMessageError: not a command.
@@ -197,7 +196,7 @@ def decode_command(body: bytes) -> StoreCommand:
 
 
 def decode_reply(body: bytes) -> StoreReply:
-    """The reply or push in a frame's body.
+    """Return the reply or push in a frame's body.
 
     Raises:
         MalformedMessageError: not a reply.
@@ -240,7 +239,7 @@ def _decimal(fields: Mapping[bytes, bytes], name: bytes) -> int:
 
 
 def _explain(what: str, error: ValidationError) -> str:
-    """One line per fault, without the faulty values: they may be large or private."""
+    """Describe each fault in one line, without the faulty values, which may be large or private."""
     faults: list[Any] = error.errors(include_url=False, include_input=False, include_context=False)
     shown = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:5])
     more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""

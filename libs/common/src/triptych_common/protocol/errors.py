@@ -10,7 +10,7 @@ class ProtocolError(TriptychError):
 
 
 class UnsupportedVersionError(ProtocolError):
-    """A message of another schema version."""
+    """The message has another schema version."""
 
     def __init__(self, version: str, supported: int) -> None:
         super().__init__(f"message has schema version {version}, this process speaks {supported}")

@@ -14,7 +14,7 @@ InstanceId = NewType("InstanceId", str)
 """Name of one running service, e.g. `encoder-0`. Stable across restarts."""
 
 BootId = NewType("BootId", str)
-"""Fresh for every start of an instance; distinguishes a restarted instance from the one before."""
+"""Id of one start of an instance; distinguishes a restarted instance from the one before."""
 
 StoreId = NewType("StoreId", str)
 """One cache_store, i.e. one host's region."""

@@ -1,11 +1,11 @@
-"""The record of an item: what a language model needs to know of media that it never sees.
+"""Item record: what a language model needs to know of media that it never sees.
 
-The encoder's renderer is the only one that looks at the media. What it made of them is recorded: the tokens
+The encoder's renderer is the only one that looks at the media. The record keeps its results: the tokens
 that stand for the item in the prompt, which of them are embeddings, and the few fields that the language
 model itself reads (grids, lengths, seconds). An engine without an encoder replays the record, so that every
 family of models is served in one way, and nothing is preprocessed twice.
 
-It follows from the mm_hash alone, and is kept with it. Its form is part of what the namespace digest covers.
+It follows from the mm_hash alone, and is kept with it. The namespace digest covers its form.
 No part of it is code: names, numbers, and arrays of numbers.
 """
 
@@ -48,22 +48,22 @@ class PackedArray(_Part):
     data: Annotated[str, StringConstraints(max_length=MAX_PACKED_CHARS, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 
     def model_post_init(self, context: Any) -> None:
-        """Raises ValueError: too large."""
+        """Refuse (ValueError) an array that is too large."""
         if self.num_bytes > MAX_ARRAY_BYTES:
             raise ValueError("the array is too large")
 
     @property
     def num_bytes(self) -> int:
-        """Unpacked."""
+        """Number of bytes when unpacked."""
         return math.prod(self.shape) * NUMBER_BYTES[self.dtype]
 
     @classmethod
     def pack(cls, dtype: ArrayDtype, shape: tuple[int, ...], content: bytes) -> "PackedArray":
-        """`content`: all of the array's bytes."""
+        """Compress `content`, all of the array's bytes."""
         return cls(dtype=dtype, shape=shape, data=b64encode(zlib.compress(content, 6)).decode())
 
     def unpack(self) -> bytes:
-        """All of the array's bytes: `num_bytes` of them.
+        """Return all `num_bytes` bytes of the array.
 
         Raises:
             ValueError: they are not what `shape` says. No more than `num_bytes` + 1 are ever made.
@@ -79,7 +79,7 @@ class PackedArray(_Part):
 
 
 class Batching(StrEnum):
-    """How a model puts the field's values of several items together."""
+    """Ways in which a model combines a field's values of several items."""
 
     BATCHED = "batched"  # stacked
     FLAT = "flat"  # concatenated along `dim`
@@ -97,7 +97,7 @@ class RecordField(_Part):
 
 
 class PlaceholderUpdate(_Part):
-    """What stands for the item in the prompt, once it is known how large it is."""
+    """Tokens that replace the item's placeholder in the prompt, once its size is known."""
 
     mode: Literal["insert", "replace"]
     target: tuple[NonNegativeInt, ...] = Field(min_length=1, max_length=MAX_TARGET_TOKENS)  # token ids
@@ -105,7 +105,7 @@ class PlaceholderUpdate(_Part):
     is_embed: PackedArray | None = None  # bool [length]: which of them are embeddings; None: all
 
     def model_post_init(self, context: Any) -> None:
-        """Raises ValueError: tokens and mask do not belong together."""
+        """Refuse (ValueError) tokens and a mask that do not match."""
         if self.tokens.dtype != TOKEN_DTYPE or len(self.tokens.shape) != 1:
             raise ValueError("tokens must be one row of int32")
         if self.is_embed is not None and (
@@ -114,7 +114,7 @@ class PlaceholderUpdate(_Part):
             raise ValueError("is_embed must be one bool for each token")
 
     def num_embeds(self) -> int:
-        """Rows of the encoder's output that it takes.
+        """Return the number of rows of the encoder's output for the item.
 
         Raises:
             ValueError: the mask cannot be unpacked.
@@ -123,7 +123,7 @@ class PlaceholderUpdate(_Part):
 
 
 class ItemRecord(_Part):
-    """Of one media item."""
+    """Record of one media item for a language model."""
 
     version: Literal[1] = RECORD_VERSION
     fields: tuple[RecordField, ...] = Field(default=(), max_length=MAX_RECORD_FIELDS)

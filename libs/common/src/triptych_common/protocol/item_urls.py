@@ -20,27 +20,27 @@ _ITEM_ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ItemUrl:
-    """What such a URL says."""
+    """Id and raw media of a parsed item URL."""
 
     item_id: str  # an mm_hash; of raw media `domain.hashing.raw_item_id`
     data_url: str | None  # of raw media
 
 
 def item_url(mm_hash: MmHash) -> str:
-    """Of an item that an encoder makes."""
+    """Return the URL of an item that an encoder makes."""
     return f"{SCHEME}{mm_hash}"
 
 
 def raw_item_url(item_id: str, data_url: str) -> str:
-    """Of raw media that vLLM shall know by `item_id`."""
+    """Return the URL of raw media that vLLM caches under `item_id`."""
     return f"{SCHEME}{item_id},{data_url}"
 
 
 def parse_item_url(url: str) -> ItemUrl | None:
-    """None: it is another URL.
+    """Parse an item URL; None for any other URL.
 
     Raises:
-        ValueError: it is of this scheme, and says nothing.
+        ValueError: it is of this scheme and malformed.
     """
     if not url.startswith(SCHEME):
         return None

@@ -1,4 +1,4 @@
-"""Every message that travels on Redis Streams. docs/protocol.md lists their senders and readers.
+"""Every message that travels on Redis Streams. docs/reference/protocol.md lists their senders and readers.
 
 Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
 refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.
@@ -59,7 +59,7 @@ class Modality(StrEnum):
 
 
 class Requester(Message):
-    """Who waits for an item: one (request, item) at one gateway, bound for one prefill_decode."""
+    """Requester of an item: one (request, item) at one gateway, for one prefill_decode."""
 
     request_id: Name
     item_index: NonNegativeInt  # position among the request's media items
@@ -67,7 +67,7 @@ class Requester(Message):
     prefill_decode: Name
 
 
-RequesterKey = tuple[str, int]  # (request id, item index): what tells requesters apart
+RequesterKey = tuple[str, int]  # (request id, item index), unique per requester
 
 
 def requester_key(requester: Requester) -> RequesterKey:
@@ -75,7 +75,7 @@ def requester_key(requester: Requester) -> RequesterKey:
 
 
 class ImageProperties(Message):
-    """Inside `EncodeJob`: what the gateway saw in the header. The encoder decodes that image, or refuses."""
+    """Image properties from the header, inside `EncodeJob`. The encoder decodes that image, or refuses."""
 
     format: str = Field(pattern=IMAGE_FORMAT_PATTERN)
     width: int = Field(ge=1, le=MAX_IMAGE_SIDE)  # pixels, before any orientation is applied
@@ -87,9 +87,9 @@ class ImageProperties(Message):
 
 
 class EncodeClass(StrEnum):
-    """Which encode jobs go first; in this order, and none waits for ever (`domain.fair_turns`)."""
+    """Classes of encode jobs, first served first; none waits for ever (`domain.fair_turns`)."""
 
-    INTERACTIVE = "interactive"  # somebody waits for the answer
+    INTERACTIVE = "interactive"  # a caller waits for the answer
     BATCH = "batch"  # of a batch, or of a request of low priority
     AHEAD = "ahead"  # of an uploaded file that no request has named yet
 
@@ -112,7 +112,7 @@ class EncodeJob(Message):
     piece_rows: NonNegativeInt = 0  # of a video: the fewest that a piece of it has; 0: it stays in one
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
-    namespace_digest: NamespaceDigestText  # what mm_hash was made with; encoders of another one refuse it
+    namespace_digest: NamespaceDigestText  # namespace of the mm_hash; encoders of another one refuse it
     encode_class: EncodeClass = EncodeClass.INTERACTIVE
     flow: Flow = ""  # jobs of one flow share its turns: a digest that stands for a tenant, or an API key
 
@@ -130,7 +130,7 @@ class EncoderCacheMetadata(Message):
     width: PositiveInt  # columns: of this item, since modalities differ; above the hidden size with DeepStack
     dtype: Literal["float32", "bfloat16", "float16"]
     num_bytes: PositiveInt
-    record: ItemRecord  # what prefill_decode's renderer needs of the item
+    record: ItemRecord  # for prefill_decode's renderer
     encoder: Name
     store: Name
     sealed: bool  # True: the entry was in the store already, nothing will be encoded
@@ -224,7 +224,7 @@ class Role(StrEnum):
 
 
 class Sharing(StrEnum):
-    """How engines come by the cores, or the GPU, that others leave idle."""
+    """Ways in which engines get the cores, or the GPU, that others leave idle."""
 
     NONE = "none"  # an engine has its own alone
     CORES = "cores"  # on the CPU: its threads also run on cores that others leave idle
@@ -236,11 +236,11 @@ class Sharing(StrEnum):
 
 
 class Compute(Message):
-    """What an engine computes on, and how it shares that. Inside `InstanceRecord`; people read it."""
+    """Compute resources of an engine and how it shares them, for people; inside `InstanceRecord`."""
 
     sharing: Sharing
     policy: str | None = None  # None: none has an effect
-    cores: tuple[NonNegativeInt, ...] = ()  # of the CPU, that it owns; none: wherever its threads run
+    cores: tuple[NonNegativeInt, ...] = ()  # CPU cores that it owns; empty: any
     gpu: str | None = None  # as in CUDA_VISIBLE_DEVICES; None: the CPU
     num_engines: PositiveInt = 1  # on this GPU, as planned
     num_multiprocessors: PositiveInt | None = None  # of the GPU, that it may use at once
@@ -249,7 +249,7 @@ class Compute(Message):
 
 
 class KvTransfer(Message):
-    """How a language-model instance hands KV caches to others, or takes them. Inside `InstanceRecord`.
+    """KV cache transfer of a language-model instance, inside `InstanceRecord`.
 
     A KV cache may go from one instance to another where connector and compatibility are equal: those digest
     what vLLM needs to be alike on both sides (model, dtype, block size, cache layout, vLLM's version).
@@ -257,20 +257,20 @@ class KvTransfer(Message):
 
     connector: Name  # vLLM's name of its KV connector
     compatibility: Name
-    lease_s: PositiveFloat  # a prefilled KV cache that nobody asks for is freed after that long
+    lease_s: PositiveFloat  # a prefilled KV cache that no instance reads is freed after that long
 
 
 class ServingLoad(Message):
-    """What a language-model instance has in hand, as of its last heartbeat. Inside `InstanceRecord`."""
+    """Load of a language-model instance at its last heartbeat, inside `InstanceRecord`."""
 
-    num_beats: PositiveInt  # grows with each heartbeat of this boot: tells a new load from one seen before
+    num_beats: PositiveInt  # grows with each heartbeat of this boot: a load is new if it grew
     num_running: NonNegativeInt  # requests that its engine computes
-    num_waiting: NonNegativeInt  # that it has besides: for their turn, or for their items
+    num_waiting: NonNegativeInt  # requests that wait for their turn or their items
     kv_usage: Annotated[float, Field(ge=0, le=1)] | None = None  # of its KV cache; None: it does not know
 
 
 class FabricTransport(StrEnum):
-    """How the bytes of an entry go from one host's store to another's."""
+    """Transports of an entry's bytes from one host's store to another's."""
 
     TCP = "tcp"
     NIXL = "nixl"  # NIXL over UCX: RDMA where the hosts have it
@@ -278,18 +278,18 @@ class FabricTransport(StrEnum):
 
 
 class FabricEndpoint(Message):
-    """Where a store's fabric agent takes entries of other hosts. Inside `InstanceRecord`."""
+    """Address at which a store's fabric agent takes entries of other hosts, inside `InstanceRecord`."""
 
     host: HostText | None = None  # None: nothing listens, links come through Redis alone
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    generation: PositiveInt  # of its store: entries that a directory names with another one are gone
+    generation: PositiveInt  # its store's generation: directory entries of another one are gone
     transports: tuple[FabricTransport, ...] = Field(
         default=(FabricTransport.TCP,), min_length=1
     )  # best first
 
 
 class FabricLink(Message):
-    """From one agent to the store of another, as the first one sees it. Inside `FabricLoad`."""
+    """Link from one agent to another host's store, as the first one measures it; inside `FabricLoad`."""
 
     target: Name  # store
     transport: FabricTransport
@@ -298,11 +298,11 @@ class FabricLink(Message):
     num_bytes: NonNegativeInt = 0  # sent since the agent started
     bytes_per_s: NonNegativeFloat | None = None  # of the last transfer that ended well
     failure: Name | None = None  # the last one's kind; None: none has failed
-    failed_s: NonNegativeFloat | None = None  # how long ago
+    failed_s: NonNegativeFloat | None = None  # seconds since the failure
 
 
 class FabricLoad(Message):
-    """What a fabric agent knows of its store and links, as of its last heartbeat. Inside `InstanceRecord`."""
+    """Store and links of a fabric agent at its last heartbeat, inside `InstanceRecord`."""
 
     num_entries: NonNegativeInt  # sealed, in its store
     entries_num_bytes: NonNegativeInt
@@ -342,11 +342,11 @@ class InstanceRecord(Message):
     kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again
     kv_cache_tokens: PositiveInt | None = None  # that its KV cache holds
-    load: ServingLoad | None = None  # None: it does not say
-    model_version: Name | None = None  # its operator's label; instances with another one are told apart
+    load: ServingLoad | None = None  # None: not announced
+    model_version: Name | None = None  # its operator's label; distinguishes versions of a model
     host: Name | None = None  # the machine; people read it. Instances of one `store` are near each other
     fabric: FabricEndpoint | None = None  # of a fabric agent
-    fabric_load: FabricLoad | None = None  # likewise; None: it does not say
+    fabric_load: FabricLoad | None = None  # None: not announced
 
 
 class ItemTransfer(Message):
@@ -371,7 +371,7 @@ class ECTransferParams(Message):
     items: tuple[ItemTransfer, ...]
 
     def without_records(self) -> "ECTransferParams":
-        """As the engine gets them: of a record, no more than the pieces."""
+        """Return a copy for the engine, with the pieces instead of each record."""
         items = tuple(
             item.model_copy(update={"record": None, "pieces": item.record.pieces if item.record else ()})
             for item in self.items

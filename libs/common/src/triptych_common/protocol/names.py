@@ -122,7 +122,7 @@ class StreamNames:
         return self._key("entries-order")
 
     def response(self, response_id: str) -> str:
-        """Where a stored response lives, whose it is, and which media its conversation has; expires."""
+        """Key of a stored response's instance, owner and media; expires."""
         return self._key("response", response_id)
 
     def limit_levels(self, api_key_name: str) -> str:
@@ -135,17 +135,17 @@ class StreamNames:
 
 
 def everything(names: StreamNames) -> str:
-    """A pattern of all that a deployment has in Redis."""
+    """Return a pattern of all keys that a deployment has in Redis."""
     return names.dead_letters.removesuffix("dead-letters") + "*"
 
 
 def all_encode_jobs(names: StreamNames) -> str:
-    """A pattern of the streams of jobs, of all namespaces and stores."""
+    """Return a pattern of the job streams of all namespaces and stores."""
     return names.encode_jobs("*", "*")
 
 
 def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
-    """Every stream that `instance` alone may read, whatever its role."""
+    """Return every stream that `instance` alone may read, whatever its role."""
     return (
         names.metadata(instance),
         names.preallocations(instance),
@@ -157,10 +157,10 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
 
 
 def is_jobs(names: StreamNames, stream: str) -> bool:
-    """Whether `stream` holds encode jobs: it must not outlive its encoders and jobs for long."""
+    """Return whether `stream` holds encode jobs, so that it must expire with its encoders and jobs."""
     return stream.startswith(all_encode_jobs(names).removesuffix("*:*"))
 
 
 def is_inbox(names: StreamNames, stream: str) -> bool:
-    """Whether `stream` belongs to one instance: it must not outlive its owner for long."""
+    """Return whether `stream` belongs to one instance, so that it must expire with its owner."""
     return stream.startswith(inboxes(names, ""))

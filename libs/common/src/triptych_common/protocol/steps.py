@@ -1,8 +1,8 @@
 """Steps of the protocol, as data: which process sends what, from a caller's request to the last unpin.
 
 The one list of everything that can be late, lost or doubled. Tests of faults go through it instead of
-remembering, and docs/protocol.md has it as a table. A step is one message in one direction; the answers
-of the store to a command belong to the command's step.
+remembering, and docs/reference/protocol.md has it as a table. A step is one message in one
+direction; the answers of the store to a command belong to the command's step.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from triptych_common.protocol.transfers import LinkCall, TransferCompleted, Tran
 
 
 class Party(StrEnum):
-    """A process that takes part. Engines have two: the one that talks, and the worker with the tensors."""
+    """A process that takes part. An engine is two parties: its scheduler, and the worker with the tensors."""
 
     CLIENT = "client"
     GATEWAY = "gateway"
@@ -199,14 +199,14 @@ STEPS: tuple[Step, ...] = (
 
 
 STAGE_STEPS = tuple(each for each in STEPS if {each.sender, each.receiver} & {_PREFILL, _DECODE})
-"""Of requests that one instance prefills and another decodes. The KV cache itself is vLLM's to send."""
+"""Steps of requests that one instance prefills and another decodes. vLLM sends the KV cache itself."""
 
 FABRIC_STEPS = tuple(each for each in STEPS if {each.sender, each.receiver} & {_SOURCE, _TARGET})
-"""Of entries that go from one host's store to another's."""
+"""Steps of entries that go from one host's store to another's."""
 
 
 def step(name: str) -> Step:
-    """The step of that name.
+    """Return the step of that name.
 
     Raises:
         KeyError: there is none.

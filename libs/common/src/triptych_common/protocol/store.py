@@ -2,7 +2,7 @@
 
 A client sends `StoreCommand`s, each with a `seq` of its own; the store answers each with one
 `StoreReply` of the same `seq`, in any order. Pushes (`EntrySealed`, `WriterLost`) have `seq` 0.
-Bytes of tensors never travel here: a `Descriptor` says where in the region they are.
+Bytes of tensors never travel here: a `Descriptor` has their place in the region.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 SHM, REDIS = "shm", "redis"
 Memory = Annotated[str, StringConstraints(pattern=r"^(shm|redis|cuda:GPU-[0-9a-f-]{36})$")]
-"""Where bytes of tensors are: the region, Redis (the entry's blocks of the region are only accounted for),
-or the store's slab on the GPU of this UUID."""
+"""Memory with bytes of tensors: the region, Redis (whose entries only reserve blocks of the region), or the
+store's slab on the GPU of this UUID."""
 
 
 def device_memory(device_uuid: str) -> str:
-    """The `Memory` of a slab on the GPU `device_uuid` ("GPU-...")."""
+    """Return the `Memory` of a slab on the GPU `device_uuid` ("GPU-...")."""
     return f"cuda:{device_uuid}"
 
 
@@ -36,7 +36,7 @@ Extent = Annotated[int, Field(gt=0, lt=2**63)]  # longer numbers cannot be writt
 
 
 class TensorSpec(Message):
-    """What a tensor is, apart from where it is."""
+    """Shape, dtype and size of a tensor."""
 
     shape: tuple[Extent, Extent]  # (num_embeds, width)
     dtype: DType
@@ -44,7 +44,7 @@ class TensorSpec(Message):
 
 
 class Descriptor(Message):
-    """Where a sealed tensor is. Valid while the pin that came with it is held."""
+    """Place of a sealed tensor. Valid while the pin that came with it is held."""
 
     mm_hash: MmHashText
     spec: TensorSpec
@@ -54,7 +54,7 @@ class Descriptor(Message):
 
 
 class SlabInfo(Message):
-    """Memory on a GPU that the store owns. It ends with the store: its entries are of one generation."""
+    """GPU memory that the store owns. It ends with the store: its entries are of one generation."""
 
     memory: Memory
     num_bytes: PositiveInt
@@ -67,10 +67,10 @@ class StoreFrame(Message):
 
 # ---- commands, client -> store -------------------------------------------------------------------
 class Resume(Message):
-    """From a client that lost its connection, not its life: its lease is still its own.
+    """Resume a session whose connection broke but whose process lives on: its lease is still its own.
 
-    Carried out but unanswered are undone, so that the client can send them again: reservations and pins
-    that came of the commands in `undo_seqs` (`Reserve`, `PinOrWatch`, watches without their push).
+    The store undoes unanswered commands, so that the client can send them again: reservations and pins from
+    the commands in `undo_seqs` (`Reserve`, `PinOrWatch`, watches without their push).
     """
 
     region_id: str
@@ -109,14 +109,14 @@ class Reserve(StoreFrame):
 
 
 class Seal(StoreFrame):
-    """The writer: the tensor is complete. The first seal of an mm_hash wins."""
+    """Writer -> store: the tensor is complete. The first seal of an mm_hash wins."""
 
     kind: Literal["seal"] = "seal"
     reservation_id: PositiveInt
 
 
 class Cancel(StoreFrame):
-    """The writer or the session that reserved: the tensor will not be written.
+    """Writer, or session that reserved, -> store: the tensor will not be written.
 
     From any session but the writer's the blocks wait until the writer is gone, unless `is_unwritten`: the
     instance knows that its writer never had the order, or is done with it.
@@ -128,7 +128,7 @@ class Cancel(StoreFrame):
 
 
 class PinOrWatch(StoreFrame):
-    """Atomic: a pinned descriptor now, or `EntrySealed` (already pinned) pushed when it is sealed."""
+    """Pin a sealed entry atomically, or push `EntrySealed` (already pinned) when it is sealed."""
 
     kind: Literal["pin_or_watch"] = "pin_or_watch"
     mm_hash: MmHashText
@@ -143,14 +143,14 @@ class Unwatch(StoreFrame):
 
 
 class Unpin(StoreFrame):
-    """May come from another session of the same instance (the worker that dropped the view)."""
+    """End a pin, also from another session of the same instance (the worker that dropped the view)."""
 
     kind: Literal["unpin"] = "unpin"
     pin_id: PositiveInt
 
 
 class Lookup(StoreFrame):
-    """State of entries, without touching their recency."""
+    """Ask for the state of entries, without touching their recency."""
 
     kind: Literal["lookup"] = "lookup"
     mm_hashes: tuple[MmHashText, ...] = Field(max_length=1000)
@@ -161,10 +161,10 @@ class StatsQuery(StoreFrame):
 
 
 class ListEntries(StoreFrame):
-    """Operator: entries in the order of their hashes, from the first one behind `after` on.
+    """List entries by hash, from the first one behind `after` on, for operators.
 
-    Whoever asks page by page, each from the last hash of the one before, is told of every entry that is
-    there all the while, once, whatever comes and goes. `MAX_LISTED` at most; fewer than `limit`: the end.
+    A client that reads page by page, each after the last hash of the one before, sees every lasting entry
+    once. `MAX_LISTED` at most; fewer than `limit`: the end.
     """
 
     kind: Literal["list"] = "list"
@@ -173,14 +173,14 @@ class ListEntries(StoreFrame):
 
 
 class Evict(StoreFrame):
-    """Operator: evict one unpinned entry, or all (`mm_hash` None)."""
+    """Evict one unpinned entry, or all (`mm_hash` None), for operators."""
 
     kind: Literal["evict"] = "evict"
     mm_hash: MmHashText | None = None
 
 
 class Verify(StoreFrame):
-    """Operator: check header and checksum of every sealed entry. Answered when all are checked."""
+    """Check header and checksum of every sealed entry, for operators. Answered when all are checked."""
 
     kind: Literal["verify"] = "verify"
     evict: bool = False  # damaged entries go: at once, or with their last pin
@@ -269,7 +269,7 @@ class EntrySealed(StoreFrame):
 
 
 class WriterLost(StoreFrame):
-    """Push to a watcher: the last reservation for this mm_hash ended without a seal. The watch goes on."""
+    """Push to a watcher: the last reservation for this mm_hash ended without a seal. The watch remains."""
 
     kind: Literal["writer_lost"] = "writer_lost"
     mm_hash: MmHashText
@@ -314,7 +314,7 @@ class StoreStats(StoreFrame):
 
 
 class EntryFault(Message):
-    """What is wrong with a sealed entry: its header differs from what the store knows, or its bytes do."""
+    """Fault of a sealed entry: its header differs from the store's record, or its bytes do."""
 
     mm_hash: MmHashText
     fault: Literal["header", "checksum"]
@@ -322,7 +322,7 @@ class EntryFault(Message):
 
 
 class Verified(StoreFrame):
-    """Answer to `Verify`."""
+    """Answer to `Verify`: entries checked, and faults."""
 
     kind: Literal["verified"] = "verified"
     num_intact: NonNegativeInt  # as when their checksum was taken
@@ -335,7 +335,7 @@ class Verified(StoreFrame):
 
 
 class StoreMetrics(StoreFrame):
-    """Answer to `MetricsQuery`: what a scrape would get, in Prometheus' text format."""
+    """Answer to `MetricsQuery`: metrics in Prometheus' text format."""
 
     kind: Literal["store_metrics"] = "store_metrics"
     text: str

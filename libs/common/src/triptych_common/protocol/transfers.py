@@ -1,7 +1,7 @@
-"""Messages about entries that go from one host's store to another's. docs/design/fabric.md says how.
+"""Messages about entries that go from one host's store to another's. docs/design/fabric.md describes it.
 
 A gateway orders a transfer from the fabric agent beside the store that has the entries, or will have them;
-that agent pushes them, and tells the gateways what came of it. Bytes of tensors do not travel here.
+that agent pushes them and reports the result to the gateways. Bytes of tensors do not travel here.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ from triptych_common.protocol.messages import EncodeClass, FabricTransport, Mess
 
 MAX_TRANSFER_GATEWAYS = 64
 LinkIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-"""Random, fresh for each link."""
+"""Random id of a link, new for each link."""
 
 
 class TransferOrder(Message):
@@ -30,13 +30,13 @@ class TransferOrder(Message):
     entries: tuple[MmHashText, ...] = Field(min_length=1, max_length=MAX_PIECES)  # its own, or its pieces'
     source: Name  # store
     target: Name  # store
-    gateway: Name | None = None  # which hears what came of it; None: nobody
-    encode_class: EncodeClass = EncodeClass.INTERACTIVE  # what somebody waits for goes first
+    gateway: Name | None = None  # gateway that gets the result, if any
+    encode_class: EncodeClass = EncodeClass.INTERACTIVE  # items that callers wait for go first
 
 
 class TransferFailureKind(StrEnum):
-    ABSENT = "absent"  # the source has not got it, and nobody writes it there
-    WRITER_LOST = "writer_lost"  # whoever wrote it at the source went away
+    ABSENT = "absent"  # the source lacks it, and no process writes it there
+    WRITER_LOST = "writer_lost"  # its writer at the source ended
     UNREACHABLE = "unreachable"  # the target's agent is not registered, cannot be reached, or went silent
     REFUSED = "refused"  # the target's agent does not let us in, or takes no such entry
     TARGET_FULL = "target_full"  # no space at the target within the deadline
@@ -70,7 +70,7 @@ class TransferFailed(Message):
 class LinkCall(Message):
     """Fabric agent -> another one (`link-calls:{instance}`): take a link through Redis.
 
-    The caller has made its two streams (`link:{link_id}:…`). Who it is, it proves there.
+    The caller has made its two streams (`link:{link_id}:…`). It authenticates there.
     """
 
     link_id: LinkIdText
@@ -78,10 +78,10 @@ class LinkCall(Message):
 
 
 class EntryPlace(Message):
-    """Inside the directory of entries: a store that had the entry when it was last heard of."""
+    """Place of an entry in the directory: a store that had it when last reported."""
 
     store: Name
-    generation: PositiveInt  # of the store then; of another one's life: gone
+    generation: PositiveInt  # the store's generation then; with another one the entry is gone
     num_bytes: PositiveInt
 
 

@@ -1,4 +1,4 @@
-"""Where instances are reached by HTTP: base URLs, built and checked in one place.
+"""Base URLs of instances, built and checked in one place.
 
 An IPv6 address stands in brackets there (RFC 3986); as the address of a socket it has none.
 """
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator
 
 ANY_ADDRESSES = ("0.0.0.0", "::", "")
-"""A server that is bound to one of these listens on all addresses; none of them can be called."""
+"""Addresses that mean all addresses to a server; none of them can be called."""
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _MAX_HOST_CHARS = 253
@@ -21,7 +21,7 @@ _PATH = re.compile(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]*)*")
 
 
 def check_host(host: str) -> str:
-    """`host` as sockets take it: a name, an IPv4 address, or an IPv6 address without brackets.
+    """Return `host` as sockets take it: a name, an IPv4 address, or an IPv6 address without brackets.
 
     Raises:
         ValueError: it is none of them. An address with a zone (`fe80::1%eth0`) has no place in a URL.
@@ -41,7 +41,7 @@ def check_host(host: str) -> str:
 
 
 def base_url(host: str, port: int) -> str:
-    """`http://host:port`, for a host that can be called.
+    """Return `http://host:port` for a host that can be called.
 
     Raises:
         ValueError: `host` is not one, or stands for all addresses.
@@ -53,9 +53,9 @@ def base_url(host: str, port: int) -> str:
 
 
 def local_urls(host: str, port: int) -> tuple[str, ...]:
-    """Where this machine reaches a server that listens on `host`; one answer is enough.
+    """Return the URLs at which this machine reaches a server on `host`; one answer is enough.
 
-    All addresses are IPv6's, IPv4's, or both: as the system has them.
+    "All addresses" means IPv6, IPv4 or both, depending on the system.
     """
     if host == "0.0.0.0":
         return (base_url("127.0.0.1", port),)
@@ -65,7 +65,7 @@ def local_urls(host: str, port: int) -> tuple[str, ...]:
 
 
 def check_base_url(url: str) -> str:
-    """`url` as it is, if an HTTP client can call it.
+    """Return `url` unchanged if an HTTP client can call it.
 
     Raises:
         ValueError: it cannot.

@@ -1,4 +1,4 @@
-"""Connections to Redis, and commands on them: the one place that knows redis-py's errors.
+"""Connections to Redis and commands on them: the only place that knows redis-py's errors.
 
 address        where Redis is: URL, TLS, Sentinel; makes clients (`blocking`: those of threads)
 polled         a connection whose replies are read when they are there, for a thread that waits for more

@@ -1,4 +1,4 @@
-"""Where Redis is: its URL, and clients made from it.
+"""Address of Redis: its URL, and clients made from it.
 
     redis://[user:password@]host[:port][/database]           TCP; an IPv6 address in brackets
     rediss://...                                             the same by TLS
@@ -6,7 +6,7 @@
     redis+sentinel://[...@]host[:port],...[:...]/service[/database]   the primary that sentinels name
     rediss+sentinel://...                                    the same, Redis by TLS
 
-Options go into the query. How long anything may take is not among them: that is this package's part
+Options go into the query. Timeouts are not among them: this package sets them
 (a socket timeout below the block time of a read would send reads twice).
 """
 
@@ -36,7 +36,7 @@ _OPTIONS = frozenset({"db", "ssl_check_hostname", "ssl_password", *FILE_OPTIONS,
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """A URL, taken apart. Its text holds no secret."""
+    """Parsed URL of Redis; its text holds no secret."""
 
     options: Mapping[str, Any] = field(repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()
@@ -44,7 +44,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> "RedisAddress":
-        """Take `url` apart.
+        """Parse `url`.
 
         Raises:
             ValueError: it cannot be used; the text names the part, and no secret.
@@ -77,7 +77,7 @@ class RedisAddress:
         return cls(options, tuple(_host_and_port(each) for each in hosts.split(",")), service)
 
     def client(self, client_name: str, watch: ServerWatch) -> Redis:
-        """A client that connects on first use, and repeats nothing by itself."""
+        """Return a client that connects on first use and retries nothing by itself."""
         given = self.given_to_redis(client_name, Retry(NoBackoff(), 0), socket_timeout_s=None)
         link_class = LINKS[given.link_class]
         options = {**given.options, "redis_connect_func": watch.on_connect}
@@ -91,7 +91,7 @@ class RedisAddress:
     def given_to_redis(
         self, client_name: str, retry: object, *, socket_timeout_s: float | None
     ) -> "GivenToRedis":
-        """What a client is made of. `retry`: redis-py's, of the kind of client that is made."""
+        """Return the options of a client; `retry` is redis-py's, of the client's kind."""
         options = dict(self.options)
         link_class = options.pop("connection_class", Connection)
         sentinel_options = {
@@ -118,7 +118,7 @@ class RedisAddress:
 
 @dataclass(frozen=True)
 class GivenToRedis:
-    """An address as redis-py takes it: options of the connections to Redis, and of those to sentinels."""
+    """Address as redis-py takes it: options of the connections to Redis, and of those to sentinels."""
 
     link_class: Any  # as `parse_url` derives it from the URL
     options: Mapping[str, Any] = field(repr=False)

@@ -19,9 +19,9 @@ _BLOCKING: dict[Any, Any] = {  # by the class that redis-py derives from a URL
 
 
 def blocking_client(address: RedisAddress, client_name: str, *, socket_timeout_s: float) -> Redis:
-    """A client that connects on first use, and repeats nothing by itself. Thread-safe.
+    """Return a thread-safe client that connects on first use and retries nothing by itself.
 
-    `socket_timeout_s`: without any progress on the network.
+    `socket_timeout_s`: seconds without any progress on the network.
     """
     given = address.given_to_redis(client_name, Retry(NoBackoff(), 0), socket_timeout_s=socket_timeout_s)
     link_class = _BLOCKING[given.link_class]

@@ -1,4 +1,4 @@
-"""Commands on Redis, with time limits and retries.
+"""Run commands on Redis with time limits and retries.
 
 Limits and repetitions are ours, around whole commands (`run_command`), not redis-py's:
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
@@ -33,12 +33,12 @@ T = TypeVar("T")
 async def run_command(
     action: str, call: Callable[[], Awaitable[T]], *, retry_for_s: float | None = None
 ) -> T:
-    """Await `call()`, again while the connection breaks or cannot be made, for at most `COMMAND_LIMIT_S`.
+    """Await `call()`, and retry broken connections for at most `COMMAND_LIMIT_S`.
 
     A reply that is slow is waited for, never asked for twice.
 
     Args:
-        retry_for_s: how long it is tried again; 0: never; None: as long as the limit allows.
+        retry_for_s: seconds of retries; 0: none; None: as long as the limit allows.
 
     Raises:
         BusRefusedError: login, rights or certificate are wrong; at once.
@@ -71,12 +71,12 @@ async def run_command(
 
 
 async def send_command(client: Redis, *arguments: str | bytes | int) -> Any:
-    """One command as it is written in Redis' documentation; redis-py's types leave its reply open."""
+    """Send one command as Redis' documentation writes it; redis-py's types leave its reply open."""
     return await cast("Any", client).execute_command(*arguments)
 
 
 def reconnect_backoff() -> ExponentialWithJitterBackoff:
-    """Seconds to wait before attempt n: `compute(n)`.
+    """Return the wait in seconds before attempt n, by `compute(n)`.
 
     redis-py's own class: a retry library would wrap these loops in more code than it takes away, since each
     of them does more than repeat one call.
@@ -85,7 +85,7 @@ def reconnect_backoff() -> ExponentialWithJitterBackoff:
 
 
 def is_missing_group(error: exceptions.ResponseError) -> bool:
-    """Whether the stream or its group is gone: Redis lost its data, or they were deleted."""
+    """Return whether stream or group is gone: Redis lost its data, or they were deleted."""
     return str(error).startswith("NOGROUP")
 
 

@@ -1,4 +1,4 @@
-"""What errors of redis-py mean: try again, wait, or change a setting; as text for people, without secrets."""
+"""Meaning of redis-py's errors: retry, wait, or change a setting; as text for people, without secrets."""
 
 import ssl
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same command can work in a moment, on a new connection: nothing is wrong with us."""
+    """Return whether the same command can work in a moment, on a new connection."""
     if refusal(error) is not None:
         return False
     return isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Redis takes nothing new, but reads, acks and deletions go on."""
+    """Return whether Redis refuses writes for lack of memory; reads, acks and deletions still work."""
     return isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(error)
 
 
 def refusal(error: BaseException) -> str | None:
-    """Why Redis will refuse this again and again until a setting is changed; None: it will not."""
+    """Return why Redis will refuse until a setting is changed, or None."""
     for cause in _chain(error):
         if isinstance(cause, exceptions.NoPermissionError):
             return f"the user of {SETTING} lacks a right: {cause}"
@@ -42,7 +42,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(action: str, error: BaseException) -> BusUnavailableError:
-    """`error`, for callers that know no Redis."""
+    """Return `error` as one for callers that do not know Redis."""
     if (reason := refusal(error)) is not None:
         return BusRefusedError(f"{action}: {reason}")
     if is_out_of_memory(error):
@@ -51,7 +51,7 @@ def unavailable(action: str, error: BaseException) -> BusUnavailableError:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what led to it. redis-py wraps what happened in a handshake, not always as the cause."""
+    """Yield `error` and its causes. redis-py wraps a handshake's errors, not always as the cause."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -1,6 +1,4 @@
-"""One connection to Redis for a thread that waits for several things at once: commands are sent ahead, and
-replies are read when they are there.
-"""
+"""Connection to Redis for a thread that polls: commands are sent ahead, replies are read later."""
 
 import contextlib
 import socket
@@ -18,7 +16,7 @@ Command = tuple[Argument, ...]
 
 
 class PolledConnection:
-    """Takes over a client of `blocking_client`, which has no other user. For one thread."""
+    """Polled use of a `blocking_client` that has no other user. For one thread."""
 
     def __init__(self, client: Redis) -> None:
         self._pool = cast("Any", client.connection_pool)
@@ -26,19 +24,19 @@ class PolledConnection:
         self._num_unanswered = 0
 
     def open(self) -> None:
-        """Raises BusUnavailableError: Redis cannot be reached, or lets us not in."""
+        """Connect. Raises BusUnavailableError: Redis cannot be reached, or refuses the login."""
         try:
             self._connection = self._pool.get_connection()
         except (RedisError, OSError) as error:
             raise unavailable("connect", error) from error
 
     def fileno(self) -> int:
-        """To be polled for reading, when `read_replies` has read all that was there."""
+        """Return the descriptor to poll for reading after `read_replies` has read all replies."""
         sock: socket.socket = self._connection._sock  # noqa: SLF001 - redis-py has no other way to poll
         return sock.fileno()
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Their replies come in this order. Waits while Redis takes nothing, as long as the client allows.
+        """Send commands, whose replies come in this order; wait for Redis within the client's timeout.
 
         Raises:
             BusUnavailableError: the connection is of no use any more.
@@ -50,7 +48,7 @@ class PolledConnection:
         self._num_unanswered += len(commands)
 
     def read_replies(self) -> list[Any]:
-        """Those that have begun to arrive. None: the stream of the command is not there, or not any more.
+        """Return the replies that have begun to arrive; None for a stream that is gone.
 
         Raises:
             BusUnavailableError: the connection is of no use any more, or Redis refuses a command.
@@ -64,7 +62,7 @@ class PolledConnection:
         return replies
 
     def read_all(self) -> list[Any]:
-        """The replies to all that was sent; waits for them as long as the client allows.
+        """Return the replies to all commands, waiting within the client's timeout.
 
         Raises:
             BusUnavailableError: as `read_replies`.
@@ -75,7 +73,7 @@ class PolledConnection:
             raise unavailable("read", error) from error
 
     def close(self) -> None:
-        """May be called twice, and before `open`."""
+        """Close the connection; may be called twice, and before `open`."""
         with contextlib.suppress(RedisError, OSError):
             self._pool.disconnect()
 

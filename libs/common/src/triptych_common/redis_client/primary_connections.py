@@ -1,4 +1,4 @@
-"""Connections to the primary: dropped when their server is not, or no longer, the one that takes writes.
+"""Connections to the primary, dropped when their server does not take writes.
 
 A primary that was demoted, a replica, or a server that still loads its data answers READONLY,
 MASTERDOWN or TRYAGAIN. The remedy is the same as for a lost connection: connect again, a little later,
@@ -24,7 +24,7 @@ _NOT_PRIMARY = (ReadOnlyError, MasterDownError, TryAgainError)
 
 
 class _PrimaryOnly(AbstractConnection):
-    """Mixed into redis-py's connections."""
+    """Mixin of redis-py's connections that drops one whose server does not take writes."""
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         if self._writer is not None and self._writer.transport.is_closing():
@@ -65,7 +65,7 @@ LINKS: dict[type[AbstractConnection], type[AbstractConnection]] = {
     SSLConnection: TlsLink,
     UnixDomainSocketConnection: UnixLink,
 }
-"""By the class that redis-py derives from a URL."""
+"""Connection classes here, by the class that redis-py derives from a URL."""
 
 
 class SentinelPool(SentinelConnectionPool):

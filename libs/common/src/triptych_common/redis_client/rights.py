@@ -1,7 +1,8 @@
-"""What a user of Redis must be allowed: every command that this package sends, and no others.
+"""Rights that a user of Redis needs: every command that this package sends, and no others.
 
-The one list: the rule in docs/configuration.md, the check at a service's start (`rights_check`) and the tests
-are made from it. Commands that Lua scripts call count, too: Redis asks the script's caller for the right.
+The one list: the rule in docs/reference/configuration.md, the check at a service's start (`rights_check`)
+and the tests are made from it. Commands that Lua scripts call count, too: Redis asks the script's caller for
+the right.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from triptych_common.protocol.names import StreamNames, everything
 
 @dataclass(frozen=True)
 class Right:
-    """One command.
+    """Right to run one command.
 
     `sample`: arguments of a call that Redis takes; `KEY` stands for a key of the deployment.
-    `without`: what is missed without it; empty: services do not start.
+    `without`: the feature that is lost without this right; empty: services do not start.
     """
 
     command: str  # as a rule of the ACL has it: `xadd`, `xgroup|create`
@@ -24,7 +25,7 @@ class Right:
 
     @property
     def call(self) -> list[str]:
-        """The call that is made to try it."""
+        """Return the call that tests the right."""
         return [*self.command.upper().split("|"), *self.sample.split()]
 
 
@@ -91,10 +92,10 @@ RIGHTS: tuple[Right, ...] = (
 
 
 def keys_pattern(deployment: str) -> str:
-    """Of all keys of one deployment, as a rule of the ACL."""
+    """Return the ACL rule for all keys of one deployment."""
     return f"~{everything(StreamNames(deployment))}"
 
 
 def rules(deployment: str) -> tuple[str, ...]:
-    """What `ACL SETUSER` takes: a user with these may do all that services and operators' tools do."""
+    """Return `ACL SETUSER` rules for a user that may do all that services and operators' tools do."""
     return (keys_pattern(deployment), *(f"+{right.command}" for right in RIGHTS))

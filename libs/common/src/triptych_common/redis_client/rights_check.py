@@ -1,4 +1,4 @@
-"""Whether Redis lets us do what we must: every command of `rights` is tried, and none of them is run.
+"""Check that Redis grants every right in `rights`, without running any command.
 
 A transaction is opened, all commands are queued in it, and it is thrown away: Redis asks for the right when
 a command is queued. One that cannot be queued at all stands first, so that not even `EXEC` would run them.
@@ -19,7 +19,7 @@ _OPENS, _ENDS = "multi", "exec"
 
 
 async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
-    """Rights that are of use, and that we lack; those that services cannot do without are all there.
+    """Return the optional rights that are missing; required ones are all granted.
 
     Raises:
         BusRefusedError: one of these is missing; it names all that are.
@@ -41,7 +41,7 @@ async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
 
 
 async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bool]:
-    """(rights that we lack, whether the deployment's keys are closed to us)."""
+    """Return the missing rights, and whether the deployment's keys are closed to this user."""
     opens = next(right for right in RIGHTS if right.command == _OPENS)
     await connection.send_command(*opens.call)
     try:
@@ -66,7 +66,7 @@ async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bo
 
 
 async def _read(connection: Any) -> ResponseError | None:
-    """The refusal, if it is one. Other errors (out of memory, for one) are not about rights."""
+    """Return the reply if it is a refusal. Other errors, such as out of memory, are not about rights."""
     try:
         await connection.read_response()
     except NoPermissionError as error:
@@ -77,5 +77,5 @@ async def _read(connection: Any) -> ResponseError | None:
 
 
 def _is_of_key(error: ResponseError) -> bool:
-    """Redis 6: "no permissions to access one of the keys"; 7: "No permissions to access a key"."""
+    """Match Redis 6's "no permissions to access one of the keys" and 7's "No permissions to access a key"."""
     return "permissions to access" in str(error)

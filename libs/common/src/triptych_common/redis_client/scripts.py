@@ -1,6 +1,6 @@
 """Lua scripts: `lua/{name}.lua` of the package that runs them. Redis runs each as one step.
 
-A script's header names what it is given. The names are local variables of the script, and keyword arguments
+A script's header names its arguments. The names are local variables of the script, and keyword arguments
 of `LuaScript.arguments`; with a `*` the last one is a table of all that follow:
 
     -- KEYS: flight stream
@@ -25,14 +25,14 @@ class LuaScript:
     argument_names: tuple[str, ...]
 
     def arguments(self, rest: Iterable[Value] = (), **named: Value) -> list[Value]:
-        """ARGV; `rest`: what its last name takes, if that has a `*`."""
+        """Return ARGV; `rest` are the values of the last name if that has a `*`."""
         if named.keys() != set(self.argument_names):
             raise TypeError(f"{self.name} takes {self.argument_names}, not {tuple(named)}")
         return [*(named[each] for each in self.argument_names), *rest]
 
 
 def load_script(package: str, name: str, *, prelude: str = "") -> LuaScript:
-    """The script `name` of `package`; `prelude`: Lua between the names and the script."""
+    """Load the script `name` of `package`; `prelude` is Lua between the names and the script."""
     body = files(package).joinpath("lua", f"{name}.lua").read_text("utf-8")
     names = {table: found.split() for table, found in _HEADER.findall(body)}
     locals_ = [_local(table, index, each) for table, of in names.items() for index, each in enumerate(of, 1)]

@@ -1,9 +1,9 @@
-"""Detects that another Redis answers than before: restarted, failed over, or emptied.
+"""Detect that Redis was restarted, failed over or emptied.
 
 Every new connection asks for the server's run id, which no two lives of a Redis share. A run id that differs
-from the last one, or a group that was there and is gone, is a change, and the callbacks are called. Whether
-data were lost with it cannot be known (a replica or a snapshot may lack the last second), so callers do again
-what they still wait for; everything on the streams is idempotent.
+from the last one, or a group that was there and is gone, is a change, and the callbacks are called. A loss of
+data cannot be excluded (a replica or a snapshot may lack the last second), so callers repeat the steps they
+still wait for; everything on the streams is idempotent.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OnServerChanged = Callable[[], None]
 
 
 class ServerWatch:
-    """Shared by all connections of one bus. Belongs to its event loop."""
+    """Watch of the server's run id, shared by all connections of one bus. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._callbacks: list[OnServerChanged] = []
@@ -39,7 +39,7 @@ class ServerWatch:
             self._notify("another run id")
 
     def group_was_lost(self) -> None:
-        """A consumer had to create a group again, on a server that had it before."""
+        """Report that a consumer had to create a group again on a server that had it before."""
         self._notify("a consumer group is gone")
 
     def _notify(self, cause: str) -> None:

@@ -1,7 +1,7 @@
-"""The fence in front of every view and of every write: both count only while the region's header agrees.
+"""Fence before every view and write: both are valid only while the region's header agrees.
 
-A store that was restarted, or a reservation that has ended, leaves orders and descriptors behind whose blocks
-are another entry's by now.
+A restarted store, or an ended reservation, leaves orders and descriptors whose blocks belong to another
+entry.
 """
 
 from typing import Protocol
@@ -23,7 +23,7 @@ class StaleDescriptorError(StoreError):
 
 
 class StaleReservationError(StoreError):
-    """The order is of a reservation that is no longer there: its blocks may be another's. Not written."""
+    """The order's reservation has ended, so its blocks may be another's. Nothing was written."""
 
     def __init__(self, order: "Place") -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class StaleReservationError(StoreError):
 
 
 class Place(Protocol):
-    """Where a reservation is: an order to a worker."""
+    """Place of a reservation, in an order to a worker."""
 
     @property
     def mm_hash(self) -> str: ...
@@ -46,7 +46,7 @@ class Place(Protocol):
 
 
 def check_reservation(mapping: RegionMapping, order: Place, num_bytes: int) -> None:
-    """Nothing, if blocks for `num_bytes` of the item are reserved at the order's place, by its generation.
+    """Check that blocks for `num_bytes` of the item are reserved at the order's place and generation.
 
     Raises:
         StaleReservationError: they are not.
@@ -58,7 +58,7 @@ def check_reservation(mapping: RegionMapping, order: Place, num_bytes: int) -> N
 
 
 def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
-    """Nothing, if the entry is sealed where the descriptor points to, and of its generation.
+    """Check that the descriptor's entry is sealed in its place and generation.
 
     Raises:
         StaleDescriptorError: it is not.
@@ -70,7 +70,7 @@ def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
 
 
 def _identity_at(mapping: RegionMapping, offset: int) -> tuple[int, str, int, int] | None:
-    """State, mm_hash, generation and bytes in the header of the block at `offset`.
+    """Return state, mm_hash, generation and bytes in the header of the block at `offset`.
 
     None: a plain file, without headers. A damaged header is of nothing.
     """

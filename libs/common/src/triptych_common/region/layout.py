@@ -1,4 +1,4 @@
-"""Layout of the region file: where the headers are, where the blocks.
+"""Layout of the region file: places of headers and blocks.
 
     offset 0                                             bytes
     ├ region header   what this file is                  4096
@@ -41,7 +41,7 @@ class RegionLayout:
 
     @classmethod
     def fit(cls, region_num_bytes: int, block_num_bytes: int) -> "RegionLayout":
-        """The layout with as many blocks as `region_num_bytes` hold, headers included.
+        """Return the layout with as many blocks as `region_num_bytes` hold, headers included.
 
         Raises:
             RegionLayoutError: no room for a single block, or a block size that is not a multiple of a page.
@@ -74,7 +74,7 @@ class RegionLayout:
 
     @property
     def data_offset(self) -> int:
-        """Where block 0 starts."""
+        """Offset of block 0 in the file."""
         headers = self.entries_offset + self.num_blocks * ENTRY_HEADER_BYTES
         return -(-headers // self.block_num_bytes) * self.block_num_bytes
 
@@ -84,13 +84,13 @@ class RegionLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file in bytes."""
         return self.data_offset + self.data_num_bytes
 
     def offset_of(self, block: int) -> int:
-        """Where `block` starts, from the start of the file."""
+        """Return the offset of `block` in the file."""
         return self.data_offset + block * self.block_num_bytes
 
     def num_blocks_for(self, num_bytes: int) -> int:
-        """Blocks that `num_bytes` take."""
+        """Return the number of blocks that `num_bytes` take."""
         return -(-num_bytes // self.block_num_bytes)

@@ -46,7 +46,7 @@ class RegionMapping:
         the first use of each page costs a fault, which more than doubles the time of a first copy.
 
         A mapping is writable in the memory-management sense by default even for consumers: torch warns
-        about tensors on read-only memory. Nobody but a reservation's writer writes.
+        about tensors on read-only memory. Only a reservation's writer writes.
 
         Raises:
             StoreUnavailableError: the file is missing, not ours to open, or shorter than `num_bytes`.
@@ -67,7 +67,7 @@ class RegionMapping:
             os.close(fd)
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
-        """Bytes [offset, offset + num_bytes) of the region, without a copy.
+        """Return bytes [offset, offset + num_bytes) of the region, without a copy.
 
         Raises:
             ValueError: outside the region, or the mapping is closed.
@@ -75,7 +75,7 @@ class RegionMapping:
         return memoryview(self._checked(offset, num_bytes))[offset : offset + num_bytes]
 
     def exporter(self, offset: int, num_bytes: int) -> "ctypes.Array[ctypes.c_char]":
-        """The same bytes as an object of its own: it lives as long as anything made from its buffer.
+        """Return the same bytes as an object that lives as long as anything made from its buffer.
 
         Raises:
             ValueError: outside the region, the mapping is closed or not writable.
@@ -85,7 +85,7 @@ class RegionMapping:
         return (ctypes.c_char * num_bytes).from_buffer(self._checked(offset, num_bytes), offset)
 
     def write(self, offset: int, source: int, num_bytes: int) -> None:
-        """Copy `num_bytes` from the address `source` to `offset`. Lets go of the GIL.
+        """Copy `num_bytes` from the address `source` to `offset`. Releases the GIL.
 
         Raises:
             ValueError: outside the region, the mapping is closed or not writable.
@@ -94,12 +94,12 @@ class RegionMapping:
         self._copier.copy(ctypes.addressof(target), source, num_bytes)
 
     def prepare_writes(self, timeout_s: float) -> bool:
-        """Whether large writes go around the caches, once that is made ready; else the first ones do not."""
+        """Return whether large writes go around the caches, once their loop is compiled."""
         return self._copier.wait_loaded(timeout_s)
 
     @property
     def layout(self) -> RegionLayout | None:
-        """Of the region file, which never changes it; None: a plain file, without headers.
+        """Layout of the region file, which never changes; None for a plain file without headers.
 
         Raises:
             RegionLayoutError: the region's header is damaged.
@@ -110,14 +110,14 @@ class RegionMapping:
         return self._layout
 
     def close(self) -> None:
-        """No new views. The memory goes when the last view does. May be called twice."""
+        """Refuse new views. The memory is freed with the last view. May be called twice."""
         self._memory = None
         self._closed.set()
         if self._populating is not None:
             self._populating.join(5.0)
 
     def wait_populated(self, timeout_s: float) -> bool:
-        """Whether populating has ended within `timeout_s`."""
+        """Return whether populating ended within `timeout_s`."""
         if self._populating is not None:
             self._populating.join(timeout_s)
             return not self._populating.is_alive()
@@ -132,7 +132,7 @@ class RegionMapping:
 
 
 def _populate(memory: mmap.mmap, address: int, writable: bool, closed: threading.Event) -> None:
-    """Best effort: an older kernel refuses, and a full tmpfs is the store's to report. Lets go of the GIL."""
+    """Populate pages without the GIL: old kernels refuse, and the store reports a full tmpfs."""
     advice = MADV_POPULATE_WRITE if writable else MADV_POPULATE_READ
     num_bytes = len(memory)
     for offset in range(0, num_bytes, POPULATE_STEP_BYTES):
@@ -142,7 +142,7 @@ def _populate(memory: mmap.mmap, address: int, writable: bool, closed: threading
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Where `memory` starts in this process's address space."""
+    """Return the address of `memory` in this process."""
     holder = ctypes.py_object(memory)
     buffer = _PyBuffer()
     _get_buffer(holder, ctypes.byref(buffer), 0)

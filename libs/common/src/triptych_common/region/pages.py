@@ -1,7 +1,7 @@
 """Large pages for the region, where its tmpfs gives them: fewer entries in page tables, fewer TLB misses.
 
 Whether it does is up to the mount (`huge=` among its options) or, for /dev/shm, the machine's
-(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; what came of it is in smaps.
+(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; smaps has the result.
 """
 
 import mmap
@@ -17,17 +17,17 @@ _HUGE = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped): +(\d+) kB", re.MULTILINE
 
 
 def want_large_pages(memory: mmap.mmap) -> bool:
-    """Ask for them, before the memory is first used. False: the kernel has none at all."""
+    """Ask for large pages before the memory is first used; return False if the kernel has none."""
     return bool(madvise(address_of(memory), len(memory), MADV_HUGEPAGE) == 0)
 
 
 def try_populate(memory: mmap.mmap, offset: int, num_bytes: int) -> bool:
-    """Get the memory of these bytes and enter it into our page table; False: it did not work."""
+    """Allocate these bytes and enter them into this process's page table; return False if it failed."""
     return bool(madvise(address_of(memory) + offset, num_bytes, MADV_POPULATE_WRITE) == 0)
 
 
 def num_large_page_bytes(memory: mmap.mmap) -> int:
-    """How much of `memory` this process has mapped by large pages."""
+    """Return the bytes of `memory` that this process has mapped by large pages."""
     smaps = SMAPS.read_text()
     starts = list(_MAPPING.finditer(smaps))
     for start, following in zip(starts, [*starts[1:], None], strict=True):

@@ -34,7 +34,7 @@ _BODY_AT = _BODY_CRC_AT + _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class RegionHeader:
-    """What a region file is. `region_id` is fresh for every file, `generation` for every start of a store."""
+    """Identity of a region file; `region_id` is new for every file, `generation` for every store start."""
 
     layout: RegionLayout
     generation: int
@@ -84,7 +84,7 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryMarks:
-    """What of an entry changes while it lives."""
+    """Fields of an entry that change while it lives."""
 
     state: int
     checksum: int | None  # first 4 bytes of the BLAKE3 of the tensor's bytes, little endian, once taken
@@ -102,7 +102,7 @@ def write_region_header(buffer: memoryview, header: RegionHeader) -> None:
 
 
 def read_region_header(buffer: memoryview) -> RegionHeader | None:
-    """The header, or None where none was ever written.
+    """Return the header, or None if none was ever written.
 
     Raises:
         RegionLayoutError: not a region, of another version, or damaged.
@@ -135,7 +135,7 @@ def write_last_seq(buffer: memoryview, offset: int, last_seq: int) -> None:
 
 
 def read_slot(buffer: memoryview, offset: int) -> SlotRecord | None:
-    """None: unused, or not written to its end."""
+    """Return the slot's record; None if it is unused or incompletely written."""
     used, crc, last_seq, lease_id, client, namespace = _SLOT.unpack_from(buffer, offset)
     client, namespace = client.rstrip(b"\0"), namespace.rstrip(b"\0")
     if used != 1 or crc != _slot_crc(lease_id, client, namespace):
@@ -163,13 +163,13 @@ def read_pin(buffer: memoryview, offset: int) -> PinRecord | None:
 
 
 def clear(buffer: memoryview, offset: int) -> None:
-    """The slot, pin or entry at `offset` no longer counts."""
+    """Clear the record of a slot, pin or entry at `offset`."""
     buffer[offset] = 0
 
 
 # ---- entries -------------------------------------------------------------------------------------
 def write_entry(buffer: memoryview, offset: int, entry: EntryRecord) -> None:
-    """A reservation: state WRITING."""
+    """Write the record of a reservation, in state WRITING."""
     body = _ENTRY_BODY.pack(
         entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), MEMORIES.index(entry.memory),
         *entry.shape, entry.num_bytes, entry.generation, entry.reservation_id, entry.requester_lease,
@@ -201,7 +201,7 @@ def read_marks(buffer: memoryview, offset: int) -> EntryMarks:
 
 
 def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
-    """The record at `offset`, whatever its state; None: damaged, or never written."""
+    """Return the record at `offset`, whatever its state; None if damaged or never written."""
     body = bytes(buffer[offset + _BODY_AT : offset + _BODY_AT + _ENTRY_BODY.size])
     if _CRC.unpack_from(buffer, offset + _BODY_CRC_AT)[0] != zlib.crc32(body):
         return None
@@ -219,7 +219,7 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
 
 
 def read_identity(header: memoryview) -> tuple[int, str, int, int] | None:
-    """State, mm_hash, generation and bytes of an entry, for readers of nothing else; None: damaged."""
+    """Return only state, mm_hash, generation and bytes of an entry; None if damaged."""
     body = bytes(header[_BODY_AT : _BODY_AT + _ENTRY_BODY.size])
     if _CRC.unpack_from(header, _BODY_CRC_AT)[0] != zlib.crc32(body):
         return None
@@ -228,5 +228,5 @@ def read_identity(header: memoryview) -> tuple[int, str, int, int] | None:
 
 
 def entry_offset(layout: RegionLayout, block: int) -> int:
-    """Where the header of the entry that starts at `block` is."""
+    """Return the offset of the header of the entry that starts at `block`."""
     return layout.entries_offset + block * ENTRY_HEADER_BYTES

@@ -22,7 +22,7 @@ class SlotLock:
     """A client's hold on its slot. Close it only when nothing of the region is used any more."""
 
     def __init__(self, region_path: str | Path, slot: int) -> None:
-        """Take the lock.
+        """Take the lock of the slot.
 
         Raises:
             StoreUnavailableError: the region cannot be opened, or another process has the slot.
@@ -40,14 +40,14 @@ class SlotLock:
         self.slot = slot
 
     def close(self) -> None:
-        """Let go. May be called twice."""
+        """Release the lock; may be called twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def is_slot_locked(region_fd: int, slot: int) -> bool:
-    """Whether a client holds `slot`, as the kernel sees it now. For the store, which locks no slot itself."""
+    """Return whether a client holds `slot`, as the kernel sees it; for the store, which locks none."""
     found = fcntl.fcntl(region_fd, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, slot))
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 

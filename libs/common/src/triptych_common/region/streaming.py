@@ -2,7 +2,7 @@
 
 A tensor of megabytes is next read by another process, on another core. An ordinary copy first reads every
 line of its target into the cache, only to overwrite it; streaming stores write the lines straight to
-memory, which takes half the time, and leaves in the caches what the engine has there. libc streams only
+memory, which takes half the time, and leaves the engine's data in the caches. libc streams only
 what exceeds most of the last-level cache, on large servers some hundred MiB, so the loop is our own: a few
 lines in LLVM's language, compiled for this machine by llvmlite, which comes with vLLM. Where that is
 missing, libc copies.
@@ -19,7 +19,7 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MIN_STREAMED_BYTES = 2 << 20
-"""Smaller ones are done sooner by libc, and then read from the cache."""
+"""Bytes from which a copy is streamed; libc copies smaller ones sooner and leaves them in the cache."""
 LINE_BYTES = 64
 
 _CODE = """
@@ -44,11 +44,11 @@ done:
 # The fence: streaming stores pass others, but must not pass the seal that follows them.
 
 Copy = Callable[[int, int, int], object]
-"""(target address, source address, bytes). Lets go of the GIL."""
+"""Copy from (target address, source address, bytes), without the GIL."""
 
 
 class Copier:
-    """Copies between addresses. The first large copy has the fast loop made, in the background."""
+    """Copies between addresses; the first large copy compiles the fast loop in the background."""
 
     def __init__(self) -> None:
         self._stream: Copy | None = None
@@ -56,7 +56,7 @@ class Copier:
         self._lock = threading.Lock()
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """`num_bytes` from address `source` to address `target`; the two do not overlap."""
+        """Copy `num_bytes` from address `source` to `target`, which do not overlap."""
         num_lines_bytes = 0
         if num_bytes >= MIN_STREAMED_BYTES and target % LINE_BYTES == 0:
             stream = self._stream
@@ -69,14 +69,14 @@ class Copier:
             ctypes.memmove(target + num_lines_bytes, source + num_lines_bytes, num_bytes - num_lines_bytes)
 
     def start_loading(self) -> None:
-        """Make the loop, unless that was begun before. Returns at once."""
+        """Start compiling the loop once; returns at once."""
         with self._lock:
             if self._loading is None:
                 self._loading = threading.Thread(target=self._load, name="streaming-copy", daemon=True)
                 self._loading.start()
 
     def wait_loaded(self, timeout_s: float) -> bool:
-        """Whether large copies are streamed, when loading has ended or `timeout_s` is over."""
+        """Return whether large copies are streamed, after loading or `timeout_s`."""
         self.start_loading()
         if self._loading is not None:
             self._loading.join(timeout_s)
@@ -90,7 +90,7 @@ class Copier:
 
 
 def _compiled() -> Copy:
-    """The loop as machine code of this CPU.
+    """Return the loop as machine code of this CPU.
 
     Raises:
         ImportError: no llvmlite here.

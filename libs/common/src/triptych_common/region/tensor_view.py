@@ -1,4 +1,4 @@
-"""Torch tensors on a mapping of the region."""
+"""Views of the region's mapping as torch tensors."""
 
 import math
 import weakref
@@ -18,13 +18,13 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 MAX_SLOW_THREADS = 2
-"""With so many threads, torch's own copy is slower than one thread that goes around the caches."""
+"""Threads up to which torch's own copy is slower than one thread that streams."""
 
 
 def tensor_view(
     mapping: RegionMapping, descriptor: Descriptor, on_release: Callable[[], None] | None = None
 ) -> torch.Tensor:
-    """The sealed tensor as `[num_embeds, width]`, without a copy. Never write to it.
+    """Return the sealed tensor as `[num_embeds, width]`, without a copy. Never write to it.
 
     `on_release` is called once, when the tensor and everything that shares its memory (slices, views)
     are gone, in whichever thread drops the last of them: it must not block and not raise. It is not
@@ -62,7 +62,7 @@ def write_tensor(mapping: RegionMapping, offset: int, tensor: torch.Tensor) -> N
 
 
 def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
-    """What to reserve for `tensor` (`[num_embeds, width]`).
+    """Return the spec to reserve for `tensor` (`[num_embeds, width]`).
 
     Raises:
         SpecMismatchError: not two-dimensional, or empty, or a dtype that does not travel.
@@ -78,7 +78,7 @@ def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
 
 
 def checked_dtype(spec: TensorSpec) -> torch.dtype:
-    """Of the spec, whose numbers agree. Raises SpecMismatchError when they do not."""
+    """Return the dtype of a spec. Raises SpecMismatchError: shape, dtype and bytes disagree."""
     dtype = TORCH_DTYPES[spec.dtype]
     if math.prod(spec.shape) * dtype.itemsize != spec.num_bytes:
         raise SpecMismatchError(
@@ -88,7 +88,7 @@ def checked_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """First address of a contiguous `tensor`, and the one after its last."""
+    """Return the first address of a contiguous `tensor`, and the one after its last."""
     start = tensor.data_ptr()
     return start, start + tensor.numel() * tensor.element_size()
 

@@ -1,10 +1,10 @@
-"""The narrow interface between workers and transports, and the one that every machine has: shared memory.
+"""Interface between workers and transports, and the transport of every machine: shared memory.
 
     producer   write(place, tensor)            the bytes are at `place` when it returns; then the seal
     consumer   open(descriptor, on_release)    a tensor on the consumer's device; `on_release` when the pin
                                                may end: nothing reads the shared bytes any more
 
-Others: `region.cuda.transports`, and the connector's `redis_transport`.
+Others: `region.cuda.transports`, and the connector's `worker.transports`.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ OnRelease = Callable[[], None]
 
 
 class TensorWriter(Protocol):
-    """A producer's end."""
+    """The producer's end of a transport."""
 
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to `place`; on return every consumer would read it right.
@@ -35,23 +35,23 @@ class TensorWriter(Protocol):
 
 
 class TensorReader(Protocol):
-    """A consumer's end."""
+    """The consumer's end of a transport."""
 
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
-        """The sealed tensor [num_embeds, width]. Never write to it.
+        """Return the sealed tensor [num_embeds, width]. Never write to it.
 
         `on_release` is called once, in any thread; it must neither block nor raise. When `open` raises, it
         is not called.
 
         Raises:
-            TriptychError: the tensor cannot be had; only what waits for it fails.
+            TriptychError: the tensor cannot be read; only requests that wait for it fail.
         """
 
     def close(self) -> None: ...
 
 
 class SharedMemoryWriter:
-    """One copy into the region, from any device."""
+    """Writer that copies once into the region, from any device."""
 
     def __init__(self, mapping: RegionMapping) -> None:
         self._mapping = mapping
@@ -66,7 +66,7 @@ class SharedMemoryWriter:
 
 
 class SharedMemoryReader:
-    """The memory of the region itself, without a copy: for consumers that run on the CPU."""
+    """Reader of the region's own memory, without a copy, for consumers on the CPU."""
 
     def __init__(self, mapping: RegionMapping) -> None:
         self._mapping = mapping

@@ -1,4 +1,4 @@
-"""What a service's process needs: settings, signals, a bounded end.
+"""Process of a service: settings, signals, a bounded end.
 
 settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media,
                 `metrics_settings` for services with a `scrape_server`: metrics over HTTP

@@ -30,17 +30,17 @@ NOT_IN_FILES = frozenset({"config", "print_config"})
 
 
 class ConfigFileError(TriptychError):
-    """The file cannot be used as it is."""
+    """The settings file cannot be used as it is."""
 
 
 class ConfigFileSource(PydanticBaseSettingsSource):
-    """The file that sources before this one name as `config`; nothing where none does.
+    """Source of the file that earlier sources name as `config`; empty if they name none.
 
     Values are never part of an error: they may be secret.
     """
 
     def __init__(self, settings_cls: type[BaseSettings], sections: Mapping[str, type[BaseSettings]]) -> None:
-        """`sections`: that count here, the last one most; each holds fields of its class."""
+        """Store the sections that count here, the last one most; each holds fields of its class."""
         super().__init__(settings_cls)
         self._sections = sections
 
@@ -53,7 +53,7 @@ class ConfigFileSource(PydanticBaseSettingsSource):
         return {name: value for name, value in found.items() if not self._is_known(name)}
 
     def read(self, path: Path) -> dict[str, Any]:
-        """What `path` says for this service.
+        """Return the settings for this service from `path`.
 
         Raises:
             ConfigFileError: it cannot be read, has no such form, or names a setting that there is not.
@@ -68,7 +68,7 @@ class ConfigFileSource(PydanticBaseSettingsSource):
         return found
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Not used: `__call__` gives all of them."""
+        """Unused: `__call__` returns all fields."""
         raise NotImplementedError
 
     def _is_known(self, name: str) -> bool:
@@ -76,7 +76,7 @@ class ConfigFileSource(PydanticBaseSettingsSource):
 
 
 def names_of(name: str, field: FieldInfo) -> frozenset[str]:
-    """By which sources of settings may call a field."""
+    """Return the names by which sources of settings may call a field."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return frozenset({name, *(each for each in choices if isinstance(each, str))})

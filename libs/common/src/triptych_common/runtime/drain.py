@@ -1,4 +1,4 @@
-"""The end of an HTTP service: what runs is finished, later requests go elsewhere.
+"""End of an HTTP service: running requests are finished, later ones go elsewhere.
 
     OPEN --leave--> LEAVING --refuse--> REFUSING
       `-------------refuse-----------------^
@@ -48,7 +48,7 @@ class DrainGate:
 
     Args:
         app: the application.
-        guards: whether requests for a path are counted and refused; others (health) always pass.
+        guards: tells by path which requests are counted and refused; others (health) always pass.
         body_of: the body of a refusal, by its path.
     """
 
@@ -64,15 +64,15 @@ class DrainGate:
         self.num_requests = 0  # guarded ones that have not ended
 
     def leave(self) -> None:
-        """From now on answers carry `Connection: close`."""
+        """Close connections after their answers from now on (`Connection: close`)."""
         self._become(DrainState.LEAVING)
 
     def refuse(self) -> None:
-        """From now on guarded requests get 503."""
+        """Answer guarded requests with 503 from now on."""
         self._become(DrainState.REFUSING)
 
     async def wait_idle(self) -> None:
-        """Return when no guarded request runs. Bound it; after `refuse` no other one begins."""
+        """Return when no guarded request runs; bound it. None begins after `refuse`."""
         await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class DrainGate:
         await send({"type": "http.response.body", "body": self._body_of(path, error)})
 
     def _become(self, state: DrainState) -> None:
-        """Nothing else assigns `state`."""
+        """Move to `state`. Nothing else assigns it."""
         check_transition(ALLOWED, "drain gate", self.state, state)
         self.state = state
 

@@ -1,4 +1,4 @@
-"""`--print-config`: the settings that count, and where each of them comes from. Secrets are hidden."""
+"""Text of `--print-config`: each setting's value and source, without secrets."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ DEFAULT = "default"
 
 
 def effective_settings(settings: BaseSettings, sources: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each setting: `name = value  # origin`.
+    """Return a line for each setting: `name = value  # origin`.
 
     Args:
-        sources: what each source had, by its name; the first that has a setting wins.
+        sources: settings of each source, by its name; the first that has a setting wins.
     """
     lines = []
     for name, field in type(settings).model_fields.items():

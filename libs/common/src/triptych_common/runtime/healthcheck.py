@@ -1,5 +1,5 @@
-"""`python -m triptych_common.runtime.healthcheck PACKAGE...`: the health check of a container, which ends a
-service that hangs.
+"""`python -m triptych_common.runtime.healthcheck PACKAGE...`: health check of a container, ending a service
+that hangs.
 
 Docker restarts a container that has ended, and not one that is unhealthy. So this runs the service's own
 check, `python -m PACKAGE... healthcheck`, hands its exit code on, and kills the service when that was 2 (it
@@ -31,7 +31,7 @@ HEALTHY, NOT_READY, NO_ANSWER = 0, 1, 2
 
 
 def exit_code(answers: bool | None) -> int:
-    """Of a service that is ready when it answers. None: that cannot be known."""
+    """Return the exit code of a service that is ready when it answers; None means unknown."""
     return NOT_READY if answers is None else HEALTHY if answers else NO_ANSWER
 
 
@@ -43,7 +43,7 @@ class HealthcheckSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class LastCheck:
-    """What one check leaves for the next, which is another process."""
+    """State that one check leaves for the next, which is another process."""
 
     pid: int
     started_at: str  # of the process, in the kernel's ticks: a later one may get the same pid
@@ -53,7 +53,7 @@ class LastCheck:
 
 
 def check_liveness(file: Path, pid: int, code: int, proc: Path = Path("/proc")) -> bool:
-    """Record one check of process `pid`, which ended with `code`: whether the process hangs."""
+    """Record one check of process `pid`, which ended with `code`; return whether the process hangs."""
     activity = activity_of(pid, proc)
     now = LastCheck(pid, _started_at(proc / str(pid)), activity.used_s, 0, time.monotonic())
     before = _read(file)
@@ -69,7 +69,7 @@ def check_liveness(file: Path, pid: int, code: int, proc: Path = Path("/proc")) 
 
 
 def main_process(words: Sequence[str], proc: Path = Path("/proc")) -> int | None:
-    """The first process of this container that runs `python -m WORDS...`; `pid: host` shows others, too."""
+    """Return the first process here that runs `python -m WORDS...`; with `pid: host` there are others too."""
     found = [
         (int(_started_at(folder)), int(folder.name))
         for folder in _processes_here(proc)

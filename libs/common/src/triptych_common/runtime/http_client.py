@@ -12,14 +12,14 @@ import httpx
 
 
 def new_http_client(timeout: httpx.Timeout, limits: httpx.Limits) -> httpx.AsyncClient:
-    """No proxies, no redirects. Its pool belongs to the event loop that it is used in."""
+    """Return a client without proxies and redirects. Its pool belongs to one event loop."""
     return httpx.AsyncClient(
         timeout=timeout, transport=_Transport(limits), trust_env=False, follow_redirects=False
     )
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """httpx's own, with connections made by `_Backend`."""
+    """Transport of httpx with connections made by `_Backend`."""
 
     def __init__(self, limits: httpx.Limits) -> None:
         ssl_context = httpx.create_ssl_context(trust_env=False)
@@ -39,7 +39,7 @@ class _Backend(httpcore.AnyIOBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """Another stream, which may be reset at any time."""
+    """Stream that wraps another one, which may be reset at any time."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -57,9 +57,9 @@ class _Stream(httpcore.AsyncNetworkStream):
         return _Stream(await self._stream.start_tls(*args, **options))
 
     def get_extra_info(self, info: str) -> Any:
-        """Of a stream without a socket: nothing is known but that reading it would not wait.
+        """Return the stream's info; without a socket, only that reading does not wait.
 
-        So an idle connection is dropped, and the first read of a new one raises what has happened to it.
+        An idle connection is then dropped, and the first read of a new one raises its error.
         """
         try:
             return self._stream.get_extra_info(info)

@@ -15,7 +15,7 @@ class ListenError(TriptychError):
 
 
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
-    """Bound, not listening yet: connections meanwhile are refused.
+    """Return bound sockets that do not listen yet, so that connections are refused until then.
 
     `::` and the empty host are all addresses, IPv4's too; a name is every address that it stands for.
 

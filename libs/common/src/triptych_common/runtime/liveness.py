@@ -1,4 +1,4 @@
-"""Tells a process that hangs from one that is slow: by its answers, and by the CPU time that it uses.
+"""Distinguish a process that hangs from a slow one, by its answers and its CPU time.
 
 A process that answers lives, and so does one that gets CPU time, waits for a core behind other programs,
 waits for a disk, or is held by a debugger: however late it answers, it is never taken for hung. One that is
@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process has done since its start, with all its threads."""
+    """CPU time and state of a process and all its threads since its start."""
 
     used_s: float  # on a core, or waiting for one
     states: frozenset[str]  # of its threads, in the letters of /proc
@@ -34,7 +34,7 @@ class Activity:
 
 
 def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
-    """What process `pid` has done up to now; a process that has ended has done nothing."""
+    """Return the activity of process `pid` up to now; none if the process has ended."""
     used_s, states = 0.0, set[str]()
     try:
         fields = _stat(proc / str(pid) / "stat")
@@ -48,7 +48,7 @@ def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
 
 
 def _stat(path: Path) -> list[str]:
-    """Fields from the state on: the name before it may hold anything."""
+    """Return the fields from the state on; the name before it may hold any character."""
     return path.read_text().rpartition(")")[2].split()
 
 

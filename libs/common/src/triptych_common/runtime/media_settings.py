@@ -1,4 +1,4 @@
-"""Settings that gateway, encoder and prefill_decode share: formats, sizes and options of callers' media.
+"""Settings of media that gateway, encoder and prefill_decode share: formats, sizes and options.
 
 Those that decode media share the bounds of what decoding may cost, too.
 """
@@ -21,31 +21,31 @@ from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
 
 DECODING_SHARE = 0.9
-"""Of `preprocess_timeout_s`, so that a decoder that does not end is the item's fault, and not tried again."""
+"""Share of `preprocess_timeout_s` after which a decoder that does not end fails its item, without a retry."""
 Codec = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.*-]{1,64}$")]
 
 
 class MediaSettings(ServiceSettings):
-    """Gateway, encoder and prefill_decode each hold to them: none trusts what another one passes on."""
+    """Settings that gateway, encoder and prefill_decode each enforce: none trusts another's checks."""
 
     config_section = "media"
 
     image_formats: tuple[Annotated[str, StringConstraints(pattern=IMAGE_FORMAT_PATTERN)], ...] = Field(
-        default=IMAGE_FORMATS, min_length=1, description="formats that are read, by Pillow's names"
+        default=IMAGE_FORMATS, min_length=1
     )
-    request_processor_options: dict[str, OptionBounds] = Field(
-        default_factory=dict, description="options of mm_processor_kwargs that requests may set, with bounds"
-    )
-    request_image_options: dict[str, OptionBounds] = Field(
-        default_factory=dict,
-        description="options of media_io_kwargs for images that requests may set, with bounds",
-    )
-    request_video_options: dict[str, OptionBounds] = Field(
-        default_factory=dict, description="likewise for videos, for example fps and num_frames"
-    )
-    request_audio_options: dict[str, OptionBounds] = Field(
-        default_factory=dict, description="likewise for audio"
-    )
+    """JSON list of the image formats that are accepted and decoded, by Pillow's names."""
+    request_processor_options: dict[str, OptionBounds] = Field(default_factory=dict)
+    """JSON object of the options of `mm_processor_kwargs` that requests may set, with their bounds. Empty:
+    none; instances with a vision tower refuse any."""
+    request_image_options: dict[str, OptionBounds] = Field(default_factory=dict)
+    """JSON object of the options of `media_io_kwargs.image` that requests may set, with their bounds. Empty:
+    none; instances with a vision tower refuse any."""
+    request_video_options: dict[str, OptionBounds] = Field(default_factory=dict)
+    """JSON object of the options of `media_io_kwargs.video` that requests may set, with their bounds. Empty:
+    none; instances with a vision tower refuse any."""
+    request_audio_options: dict[str, OptionBounds] = Field(default_factory=dict)
+    """JSON object of the options of `media_io_kwargs.audio` that requests may set, with their bounds. Empty:
+    none; instances with a vision tower refuse any."""
 
     @property
     def media_options(self) -> Mapping[Modality, OptionRules]:
@@ -62,42 +62,38 @@ class DecodingSettings(MediaSettings):
 
     config_section = "decoding"
 
-    max_image_pixels: PositiveInt = Field(
-        default=MAX_IMAGE_PIXELS, description="width times height of the largest image that is decoded"
-    )
-    max_video_s: PositiveFloat = Field(default=600.0, description="how long a video may last")
-    max_video_pixels: PositiveInt = Field(
-        default=256_000_000, description="of all frames of a video that are given to the model"
-    )
-    max_video_file_pixels: PositiveInt = Field(
-        default=16_000_000_000, description="of all frames of a video's file; most of them are decoded"
-    )
-    preprocess_timeout_s: PositiveFloat = Field(
-        default=20.0, description="to decode and preprocess one item; then its job fails"
-    )
-    video_codecs: tuple[Codec, ...] = Field(
-        default=VIDEO_CODECS, description="codecs of videos that are decoded, by FFmpeg's names, or patterns"
-    )
-    audio_codecs: tuple[Codec, ...] = Field(
-        default=AUDIO_CODECS, description="codecs of audio that are decoded, by FFmpeg's names, or patterns"
-    )
-    tiff_compressions: tuple[Codec, ...] = Field(
-        default=TIFF_COMPRESSIONS,
-        description="where image_formats has TIFF: compressions that are decoded, by Pillow's names",
-    )
-    decode_processes: PositiveInt = Field(
-        default=2, description="child processes that decode videos, audio and rare images at once"
-    )
-    decode_cpu_s: PositiveInt = Field(
-        default=120, description="CPU seconds of all threads, to decode one item in a child process"
-    )
-    decode_memory_bytes: PositiveInt = Field(
-        default=1 << 30, description="memory of a child process that decodes, beyond its own 70 MiB"
-    )
+    max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
+    """Pixels, width times height, of the largest image or video frame that is decoded; larger are refused."""
+    max_video_s: PositiveFloat = 600.0
+    """Duration in seconds of the longest video that is decoded; longer ones are refused."""
+    max_video_pixels: PositiveInt = 256_000_000
+    """Pixels of all frames of a video that are given to the model, 3 bytes each; more are refused."""
+    max_video_file_pixels: PositiveInt = 16_000_000_000
+    """Pixels of all frames of a video's file; more are refused. Frames before the last one that the model
+    gets are decoded too."""
+    preprocess_timeout_s: PositiveFloat = 20.0
+    """Seconds to decode and preprocess one item, with the wait for the model's processor, which takes one
+    item at a time; then its job fails and can be retried."""
+    video_codecs: tuple[Codec, ...] = VIDEO_CODECS
+    """JSON list of the video codecs that are decoded, by FFmpeg's names or patterns; others: 400
+    `invalid_video`."""
+    audio_codecs: tuple[Codec, ...] = AUDIO_CODECS
+    """JSON list of the audio codecs that are decoded, by FFmpeg's names or patterns like `pcm_*`; others are
+    refused with 400."""
+    tiff_compressions: tuple[Codec, ...] = TIFF_COMPRESSIONS
+    """JSON list of the compressions of TIFF images that are decoded, by Pillow's names, where `image_formats`
+    has TIFF."""
+    decode_processes: PositiveInt = 2
+    """Child processes that decode videos, audio and rare images at once; started on demand, 70 MiB each."""
+    decode_cpu_s: PositiveInt = 120
+    """CPU seconds of all threads to decode one item in a child process; then the item is refused."""
+    decode_memory_bytes: PositiveInt = 1 << 30
+    """Bytes of memory that a decoding child process may take beyond its own 70 MiB; an item that needs more
+    is refused."""
 
     @property
     def video_bounds(self) -> VideoBounds:
-        """What one video may cost."""
+        """Bounds of decoding one video."""
         return VideoBounds(
             max_s=self.max_video_s,
             max_frame_pixels=self.max_image_pixels,

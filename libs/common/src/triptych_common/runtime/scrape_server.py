@@ -1,4 +1,4 @@
-"""Metrics over HTTP: `GET /metrics` on a Unix socket, or on a port, of services that have no HTTP server."""
+"""Metrics over HTTP, `GET /metrics` on a Unix socket or port, for services without an HTTP server."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ MAX_SCRAPES = 16
 
 
 def check_listener(settings: MetricsSettings) -> None:
-    """Before anything expensive is started: the port can be had now.
+    """Check before a slow start that the port is free.
 
     Raises:
         ListenError: it cannot.
@@ -28,7 +28,7 @@ def check_listener(settings: MetricsSettings) -> None:
 
 
 class ScrapeServer:
-    """Answers scrapes with what `render` gives. Nothing listens until `serve`, nor where nothing is set."""
+    """Server that answers scrapes with what `render` returns; it listens from `serve` on, if set."""
 
     def __init__(self, render: Callable[[], bytes]) -> None:
         self._render = render
@@ -97,7 +97,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """In place of what a dead process left."""
+    """Listen at `path`, replacing a dead process's socket."""
     if path.is_socket():
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

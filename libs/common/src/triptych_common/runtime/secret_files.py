@@ -1,7 +1,6 @@
 """Files with a secret that an operator has made: read by their owner alone, and bounded.
 
-A fabric agent reads the key of the fabric by `read_key`, and the command line checks it so beforehand: what
-one of them takes, the other takes.
+A fabric agent reads its key by `read_key`, and the command line checks it beforehand in the same way.
 """
 
 import os
@@ -19,7 +18,7 @@ class SecretFileError(TriptychError):
 
 
 def read_secret(file: Path, max_bytes: int) -> bytes:
-    """The first `max_bytes` of a file that its owner alone reads.
+    """Return the first `max_bytes` of a file that only its owner can read.
 
     Raises:
         SecretFileError: it cannot be read, or is open to others.
@@ -36,7 +35,7 @@ def read_secret(file: Path, max_bytes: int) -> bytes:
 
 
 def read_key(file: Path) -> bytes:
-    """A key: the bytes of the file, as they are, without one newline at the end.
+    """Return a key: the bytes of the file, without one newline at the end.
 
     Raises:
         SecretFileError: it cannot be read, is open to others, or is too short or too long.

@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
-    """Set once, when the service shall take no more work, finish what it has, and return."""
+    """Signal that is set once, when the service shall finish its work and return."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -36,19 +36,19 @@ class RunDirError(TriptychError):
 
 
 def default_run_dir() -> Path:
-    """A directory of this user on a tmpfs where there is one."""
+    """Return this user's directory on a tmpfs, or in the temporary directory."""
     shared_memory = Path("/dev/shm")
     base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
     return base / f"triptych-{os.getuid()}"
 
 
 def default_traces_dir(run_dir: Path) -> Path:
-    """In the run directory; beside the default one, which is in memory, which `./triptych trace` reads."""
+    """Return the folder of traces: in `run_dir`, or on disk if that is the default one in memory."""
     return (default_state_dir() / run_dir.name if run_dir == default_run_dir() else run_dir) / "traces"
 
 
 def default_state_dir() -> Path:
-    """A directory of this user on a disk: what may grow, and is read afterwards."""
+    """Return this user's directory on disk, for data that may grow and is read afterwards."""
     return Path.home() / ".local" / "state" / "triptych"
 
 
@@ -56,7 +56,7 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
     """Create `path` as 0700, or check that it is.
 
     Args:
-        name: what the directory is, for errors.
+        name: name of the directory in errors.
 
     Raises:
         RunDirError: not a directory, owned by another user, or open to group or world.
@@ -75,12 +75,12 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
 
 
 def machine_name() -> str:
-    """The machine's host name, as a `Name`."""
+    """Return the machine's host name as a `Name`."""
     return re.sub(r"[^A-Za-z0-9._:/@-]", "-", socket.gethostname())[:200] or "unnamed"
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to know. A service adds its own fields in a subclass.
+    """Settings of every service; a service adds its own fields in a subclass.
 
     Each field is `TRIPTYCH_<NAME>` in the environment and `--<name-in-kebab-case>` on the command line,
     which wins; a file (`config_file`) comes last. Use `load()` in a `__main__`; build it directly, with
@@ -88,7 +88,7 @@ class ServiceSettings(BaseSettings):
     """
 
     config_section: ClassVar[str] = "common"
-    """Of the file, for the fields of this class; a subclass's own counts more."""
+    """Section of the settings file for the fields of this class; a subclass's own section overrides it."""
     exports_spans: ClassVar[bool] = True
 
     model_config = SettingsConfigDict(
@@ -100,59 +100,62 @@ class ServiceSettings(BaseSettings):
         cli_hide_none_type=True,
         extra="forbid",
         populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
-    config: Path | None = Field(default=None, description="a YAML file of settings, for all services")
-    print_config: bool = Field(
-        default=False, description="show all settings and where each comes from, and end"
-    )
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0",
-        repr=False,
-        description="redis://, rediss:// or unix:// URL, or redis+sentinel://",
-    )
-    deployment: str = Field(default="default", description="deployments on one Redis do not see each other")
-    run_dir: Path = Field(default_factory=default_run_dir, description="sockets, shared memory; 0700")
+    config: Path | None = None
+    """YAML file of settings for all services; environment and command line override it. Not set: none."""
+    print_config: bool = False
+    """Print all settings and where each comes from, then exit; meant for the command line."""
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
+    """URL of Redis: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`, with user and password."""
+    deployment: str = "default"
+    """Prefix of every name in Redis: deployments on one Redis do not see each other. Letters, digits, `._-`,
+    100 at most."""
+    run_dir: Path = Field(default_factory=default_run_dir)
+    """Folder of sockets and shared memory; made with mode 0700, and refused if others can read it. Not set:
+    `/dev/shm/triptych-{uid}`, or the temporary directory where there is no `/dev/shm`."""
     store_socket: Path = Field(
-        default_factory=lambda data: data.get("run_dir", default_run_dir()) / "store.sock",
-        description="the cache_store's socket [default: RUN_DIR/store.sock]",
+        default_factory=lambda data: data.get("run_dir", default_run_dir()) / "store.sock"
     )
-    instance: Name = Field(
-        default="default",
-        description="name of this instance, unique in the deployment; {hostname} stands for the host's name",
-    )
-    host_name: Name = Field(
-        default_factory=machine_name,
-        description="the machine, as people see it in the registry [default: its host name]",
-    )
+    """Unix socket of the host's cache_store. Not set: `store.sock` in `run_dir`."""
+    instance: Name = "default"
+    """Name of this instance, stable over restarts and unique in the deployment; `{hostname}` in it is
+    replaced by the host's name."""
+    host_name: Name = Field(default_factory=machine_name)
+    """Name of this machine in the registry. Not set: its host name."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe log lines that are written, in upper or lower case; lines are JSON unless stderr is a
+    terminal."""
     otlp_endpoint: str | None = Field(
         default=None,
         validation_alias=AliasChoices(
             "otlp_endpoint", "TRIPTYCH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
         ),
-        description="base URL of an OTLP collector; without it, spans go to files",
     )
+    """Base URL of an OTLP collector for spans; `OTEL_EXPORTER_OTLP_ENDPOINT` means the same. Not set: spans
+    are written to files in `traces_dir`."""
     otlp_protocol: OtlpProtocol = Field(
         default="http/protobuf",
         validation_alias=AliasChoices(
             "otlp_protocol", "TRIPTYCH_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
         ),
-        description="how the collector is spoken to",
     )
+    """Protocol of the OTLP collector; `OTEL_EXPORTER_OTLP_PROTOCOL` means the same."""
     traces_dir: Path = Field(
-        default_factory=lambda data: default_traces_dir(data.get("run_dir", default_run_dir())),
-        description="where spans go as files [default: RUN_DIR/traces; without a RUN_DIR, on disk]",
+        default_factory=lambda data: default_traces_dir(data.get("run_dir", default_run_dir()))
     )
-    traces_max_bytes: int = Field(
-        default=DEFAULT_MAX_BYTES,
-        ge=0,
-        description="of these files, per process; as much again of ended ones; 0: none are written",
-    )
-    traces_max_age_s: int = Field(
-        default=DEFAULT_MAX_AGE_S, ge=0, description="after which spans go from these files; 0: never"
-    )
-    drain_timeout_s: float = Field(default=15.0, ge=0, description="time to finish what runs at the end")
+    """Folder of trace files, used without a collector. Not set: `traces` in `run_dir`, or, where `run_dir` is
+    the default one, `~/.local/state/triptych/triptych-{uid}/traces`."""
+    traces_max_bytes: int = Field(default=DEFAULT_MAX_BYTES, ge=0)
+    """Bytes of trace files per process, newest spans kept; ended processes of the service keep as much again,
+    in 64 files at most. 0: no files."""
+    traces_max_age_s: int = Field(default=DEFAULT_MAX_AGE_S, ge=0)
+    """Seconds after which spans are dropped from trace files; they stay for at least half of it if
+    `traces_max_bytes` allows. 0: never."""
+    drain_timeout_s: float = Field(default=15.0, ge=0)
+    """Seconds to finish running work after SIGINT or SIGTERM, less than what the process is given to end; the
+    rest is handed back or cut off. A second signal ends the process at once."""
 
     @field_validator("redis_url")
     @classmethod
@@ -165,7 +168,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("instance", mode="before")
     @classmethod
     def _with_hostname(cls, value: Any) -> Any:
-        """Replicas of one container share their environment, but each has a host name of its own."""
+        """Replace `{hostname}`: a container's replicas share their environment, not their host name."""
         return value.replace("{hostname}", socket.gethostname()) if isinstance(value, str) else value
 
     @field_validator("deployment")
@@ -180,7 +183,7 @@ class ServiceSettings(BaseSettings):
         return value.upper() if isinstance(value, str) else value
 
     def model_post_init(self, context: Any) -> None:
-        """Refuses a way to the collector that is not installed, where there is a collector."""
+        """Refuse a collector's protocol whose package is not installed."""
         super().model_post_init(context)
         if self.exports_spans and self.otlp_endpoint is not None and not is_installed(self.otlp_protocol):
             raise ValueError(f"otlp_protocol {self.otlp_protocol} needs the package {GRPC_PACKAGE}")
@@ -192,7 +195,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None) -> Self:
-        """Settings from the environment and `argv` (None: the process's own); makes the run directory.
+        """Return settings from the environment and `argv` (None: the process's own); make the run directory.
 
         On invalid settings: one line per fault on stderr, exit code 2. With `print_config` they are printed,
         and the process ends with 0.
@@ -219,7 +222,7 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Those that count, the first one most."""
+        """Return the sources that count, the first one most."""
         return init_settings, env_settings, cls._file_source()
 
     @classmethod
@@ -238,7 +241,7 @@ class ServiceSettings(BaseSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """One line per fault, without the values: they may be secret."""
+    """Describe each fault in one line, without the values, which may be secret."""
     return "\n".join(
         f"  {'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False, include_context=False)

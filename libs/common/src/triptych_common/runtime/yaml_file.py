@@ -1,4 +1,4 @@
-"""Reads a YAML file that an operator has written, within a bound."""
+"""Read a YAML file that an operator has written, within a bound."""
 
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,7 @@ class YamlFileError(TriptychError):
 
 
 def read_yaml_file(path: Path, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> Any:
-    """What `path` holds; `name` is what it is called in errors.
+    """Return the content of `path`, called `name` in errors.
 
     Raises:
         YamlFileError: it cannot be read, is larger than `max_bytes`, or is no YAML: with the line, if known.
@@ -28,7 +28,7 @@ def read_yaml_file(path: Path, name: str, *, max_bytes: int = MAX_FILE_BYTES) ->
 
 
 def parse_yaml_file(file: IO[bytes], name: str, *, max_bytes: int = MAX_FILE_BYTES) -> Any:
-    """As `read_yaml_file`, of a file that is open. Raises OSError too."""
+    """Read an open file as `read_yaml_file` does. Raises OSError too."""
     text = file.read(max_bytes + 1)
     if len(text) > max_bytes:
         raise YamlFileError(f"{name} is larger than {max_bytes} bytes")

@@ -5,7 +5,7 @@ resumption        what a session remembers to survive a restart of the store. Pu
 dial              connects to the store's socket, blocking
 threaded_session  StoreSession: for inside vLLM, one reader thread
 async_session     AsyncStoreSession: the same for asyncio services
-timed_request     one command of that within a limit; what comes too late is undone
+timed_request     one command of that within a limit; a late answer is undone
 """
 
 from triptych_common.store_session.async_session import AsyncStoreSession

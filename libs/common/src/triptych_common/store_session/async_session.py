@@ -25,11 +25,11 @@ OnReconnect = Callable[[Welcome], None]
 
 
 class AsyncStoreSession:
-    """A session with the store. `welcome` says where the region is; it is renewed by a reconnect.
+    """A session with the store. `welcome` has the region's place; a reconnect renews it.
 
-    The callbacks are called in the event loop and must not block; `on_disconnect` once, when the session
-    is over: with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was
-    held stays held, requests wait, and `on_reconnect` is called after it. For one event loop; also an async
+    The callbacks run in the event loop and must not block; `on_disconnect` runs once at the session's end,
+    with None after `close`. With `reconnect_timeout_s` a break of that length is bridged: pins and
+    reservations stay, requests wait, and `on_reconnect` is called after it. For one event loop; also an async
     context manager that closes.
     """
 
@@ -92,7 +92,7 @@ class AsyncStoreSession:
 
     @property
     def is_connected(self) -> bool:
-        """False once the session is over, and while the store is away."""
+        """True while the session is up: not over, and the store not away."""
         return self._transport is not None and not self._transport.is_closing()
 
     def submit(self, command: StoreCommand) -> "asyncio.Future[StoreReply]":
@@ -141,7 +141,7 @@ class AsyncStoreSession:
 
     # ---- connecting ------------------------------------------------------------------------------
     async def _dial(self) -> None:
-        """Connect, send hello, and send what waited.
+        """Connect, send hello, and send waiting requests.
 
         Raises:
             StoreUnavailableError: no store there, no answer in time, or (code lease_lost) another region.
@@ -177,7 +177,7 @@ class AsyncStoreSession:
                 request.pending.set_exception(error)
 
     async def _reconnect(self, cause: Exception) -> None:
-        """Bridge the break, or end the session."""
+        """Bridge the break by reconnecting, or end the session."""
         deadline, retry_s, error = self._loop.time() + self._options.reconnect_timeout_s, FIRST_RETRY_S, cause
         while self._loop.time() < deadline:
             try:
@@ -238,7 +238,7 @@ class AsyncStoreSession:
 
 
 class _Protocol(asyncio.Protocol):
-    """One connection: its first frame is the welcome, the rest are the session's."""
+    """Protocol of one connection: its first frame is the welcome, the rest are the session's."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ LAST_RETRY_S = 0.5
 def dial(
     path: str, state: SessionState[Pending], timeout_s: float
 ) -> tuple[socket.socket, list[Request[Pending]]]:
-    """A non-blocking socket that the store has welcomed, and what is to be sent again on it first.
+    """Return a non-blocking socket that the store has welcomed, and the requests to send again first.
 
     Raises:
         StoreUnavailableError: no store there, no answer in time, or (code lease_lost) another region.

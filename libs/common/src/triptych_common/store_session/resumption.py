@@ -1,4 +1,4 @@
-"""What a session remembers to survive a restart of the store. Pure.
+"""State by which a session survives a restart of the store. Pure.
 
 A session that lost its connection connects again, resumes its lease, and sends again what was not
 answered. The store has first undone every `Reserve` and `PinOrWatch` whose answer (or push) did not
@@ -42,7 +42,7 @@ MAX_UNDO_SEQS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Pending]):
-    """A command to send. `pending` None: a watch, sent again, whose answer becomes a push."""
+    """Command to send; without `pending` it repeats a watch, whose answer becomes a push."""
 
     command: StoreCommand
     pending: Pending | None
@@ -50,18 +50,17 @@ class Request(Generic[Pending]):
 
 
 class Watched(NamedTuple):
-    """A watch that the store holds for us."""
+    """Watch that the store holds for this session."""
 
     seq: int
     num_holders: int
 
 
 class WatchLog:
-    """The watches of a session, as far as replies and pushes have come.
+    """Watches of a session, as replies and pushes report them.
 
-    A watch whose end is under way is remembered until that is answered: its entry may have been sealed,
-    and pinned for us, before the store gets the unwatch. `note_sent` is called by the sender, the rest by the
-    session's one reader.
+    An ending watch is kept until the store answers: its entry may have been sealed and pinned before the
+    store got the unwatch. `note_sent` is called by the sender, the rest by the session's one reader.
     """
 
     def __init__(self) -> None:
@@ -86,11 +85,11 @@ class WatchLog:
             self._watches.pop(push.descriptor.mm_hash, None)
 
     def all(self) -> dict[str, Watched]:
-        """Also those whose end is under way."""
+        """Return all watches, also those that are ending."""
         return dict(self._watches)
 
     def take_all(self) -> dict[str, Watched]:
-        """Those that go on."""
+        """Return and clear the watches, without those that are ending."""
         ending, self._ending = self._ending, {}
         taken = {
             mm_hash: watched
@@ -106,7 +105,7 @@ class WatchLog:
 
 
 def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: dict[str, Watched]) -> Resume:
-    """What the next hello asks for."""
+    """Return the request of the next hello."""
     undo = [seq for seq, each in requests.items() if isinstance(each.command, Reserve | PinOrWatch)]
     undo += [watched.seq for watched in watches.values()]
     return Resume(
@@ -115,12 +114,12 @@ def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: 
 
 
 def is_resumed(before: Welcome, after: Welcome) -> bool:
-    """Whether everything that the session held is still its own."""
+    """Return whether the session still owns everything it held."""
     return (before.region_id, before.lease_id) == (after.region_id, after.lease_id)
 
 
 def to_repeat(request: Request[Pending], was_carried_out: bool) -> Request[Pending]:
-    """What to send in place of an unanswered request."""
+    """Return the request to send in place of an unanswered one."""
     if was_carried_out and isinstance(request.command, Unpin | Unwatch):
         return replace(request, command=Ping(seq=0))
     if was_carried_out and isinstance(request.command, Seal | Cancel):
@@ -134,13 +133,13 @@ def watch_again(mm_hash: str, watched: Watched) -> Request[Pending]:
 
 
 def final_reply(request: Request[Pending], reply: StoreReply) -> StoreReply:
-    """The reply to a request that may have been carried out before."""
+    """Return the reply to a request that may have been carried out before."""
     was_unknown = isinstance(reply, StoreFailure) and reply.code == "unknown_reservation"
     return Done(seq=reply.seq) if request.is_repeated_end and was_unknown else reply
 
 
 def push_of(command: StoreCommand, reply: StoreReply) -> EntrySealed | WriterLost | None:
-    """What the reply to a watch that was sent again means to its watcher; None: go on waiting."""
+    """Return the push for a watcher from the reply to its repeated watch; None: it waits on."""
     if not isinstance(command, PinOrWatch) or (isinstance(reply, Watching) and reply.writing):
         return None
     if isinstance(reply, Pinned):

@@ -1,7 +1,7 @@
-"""One session's requests, replies and pushes, matched, across connections. Pure: no socket, no clock.
+"""Requests, replies and pushes of one session, matched across connections. Pure: no socket, no clock.
 
 Shared by the thread-based and the asyncio session, generic in what stands for a pending reply
-(`concurrent.futures.Future`, `asyncio.Future`). How a session survives a restart: `resumption`.
+(`concurrent.futures.Future`, `asyncio.Future`). `resumption` describes how a session survives a restart.
 """
 
 import itertools
@@ -43,7 +43,7 @@ Push = EntrySealed | WriterLost
 Pending = TypeVar("Pending")
 Value = TypeVar("Value")
 Event = tuple[Pending | None, StoreReply]
-"""What a frame means: a reply with what was pending for it, or a push with None."""
+"""Meaning of a frame: a reply with its pending object, or a push with None."""
 
 
 class SessionState(Generic[Pending]):
@@ -64,7 +64,7 @@ class SessionState(Generic[Pending]):
 
     # ---- a connection begins ---------------------------------------------------------------------
     def begin_connection(self) -> bytes:
-        """The first frame of a connection; resumes the lease of the one before."""
+        """Return the first frame of a connection, which resumes the previous connection's lease."""
         self._decoder = FrameDecoder()
         self._broken = sorted([*self._broken, *self._requests.items()])
         self._requests = {}
@@ -81,7 +81,7 @@ class SessionState(Generic[Pending]):
         return frame(hello)
 
     def on_welcome(self, data: bytes) -> list[Request[Pending]] | None:
-        """The store's answer to hello: what is to be sent again. None: `data` does not complete it.
+        """Read the store's answer to hello and return the requests to send again; None if it is incomplete.
 
         Raises:
             StoreError: the store refuses this client.
@@ -108,7 +108,7 @@ class SessionState(Generic[Pending]):
 
     # ---- while it lasts --------------------------------------------------------------------------
     def frame_request(self, request: Request[Pending]) -> bytes:
-        """`request` as a frame with a `seq` of its own.
+        """Return `request` as a frame with a `seq` of its own.
 
         Raises:
             MalformedMessageError: the frame would be too large.
@@ -120,7 +120,7 @@ class SessionState(Generic[Pending]):
         return data
 
     def on_data(self, data: bytes) -> Iterator[Event[Pending]]:
-        """What the frames that `data` completes mean, in the order they were sent.
+        """Yield the meaning of each frame that `data` completes, in the order sent.
 
         Raises:
             ProtocolError: bytes that are no reply. The session cannot go on.
@@ -141,7 +141,7 @@ class SessionState(Generic[Pending]):
                 raise MalformedMessageError(f"{reply.TYPE} is no push")
 
     def take_pending(self) -> list[Pending]:
-        """What will not be answered any more. May race with a late `frame_request`: call it again then."""
+        """Return and clear pending objects that get no answer. Call it again after a late `frame_request`."""
         requests = [request for _, request in self._broken]
         self._broken = []
         while self._requests:
@@ -165,13 +165,13 @@ class SessionState(Generic[Pending]):
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How a session behaves; both kinds of session explain the callbacks."""
+    """Options of a session; both kinds of session describe the callbacks."""
 
     on_push: Callable[[Push], None] | None = None
     on_disconnect: Callable[[Exception | None], None] | None = None
     on_reconnect: Callable[[Welcome], None] | None = None
     timeout_s: float = 10.0  # to connect and be welcomed
-    reconnect_timeout_s: float = 0.0  # how long a break is bridged; 0: the session ends with its connection
+    reconnect_timeout_s: float = 0.0  # break that is bridged; 0: the session ends with its connection
     namespace_digest: str | None = None
 
 
@@ -185,5 +185,5 @@ def call_owner(callback: Callable[[Value], None] | None, value: Value) -> None:
 
 
 def disconnected(detail: str) -> StoreUnavailableError:
-    """What requests fail with when the session has ended."""
+    """Return the error for requests of a session that has ended."""
     return StoreUnavailableError(detail)

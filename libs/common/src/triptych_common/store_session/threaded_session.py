@@ -3,7 +3,7 @@
 One thread reads, and connects again when the store restarts. Any thread submits, finalizers included:
 `submit` takes no lock that a finalizer on the same thread could already hold. Requests wait in a deque;
 the thread that gets the send lock sends them all, others leave them to its holder, which checks again
-after letting go.
+after releasing it.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ _Request = Request[Future[StoreReply]]
 
 
 class StoreSession:
-    """A session with the store. `welcome` says where the region is; it is renewed by a reconnect.
+    """A session with the store. `welcome` has the region's place; a reconnect renews it.
 
     `on_push`, `on_reconnect` and the callbacks of futures run in the reader thread: they must not block,
-    and must not wait for another reply. `on_disconnect` is called once there, when the session is over:
-    with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was held stays
-    held, requests wait, and `on_reconnect` is called after it.
+    and must not wait for another reply. `on_disconnect` runs there once, at the session's end, with None
+    after `close`. With `reconnect_timeout_s` a break of that length is bridged: pins and reservations stay,
+    requests wait, and `on_reconnect` is called after it.
     """
 
     def __init__(self, socket_path: str | Path, client_name: str, options: SessionOptions) -> None:
@@ -102,12 +102,12 @@ class StoreSession:
 
     @property
     def is_connected(self) -> bool:
-        """False once the session is over, and while the store is away."""
+        """True while the session is up: not over, and the store not away."""
         return self._is_up and not self._ended
 
     @property
     def has_ended(self) -> bool:
-        """The session is over for good."""
+        """True once the session is over for good."""
         return self._ended
 
     def submit(self, command: StoreCommand) -> "Future[StoreReply]":
@@ -163,7 +163,7 @@ class StoreSession:
                 self._send_lock.release()
 
     def _send_queued(self) -> None:
-        """Send until the queue is empty or the socket takes no more; a failed one the reader sees too."""
+        """Send until the queue is empty or the socket is full; the reader sees a broken socket too."""
         while self._is_up and (self._partial or self._unsent):
             data = self._partial or self._stamp_next()
             try:
@@ -207,7 +207,7 @@ class StoreSession:
             self._end(error)
 
     def _read_until_broken(self) -> Exception | None:
-        """What broke the connection; None: `close`."""
+        """Read until the connection breaks; return the cause, or None after `close`."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
@@ -248,7 +248,7 @@ class StoreSession:
                 pending.set_result(reply)
 
     def _try_reconnect(self, cause: Exception) -> Exception | None:
-        """Bridge the break: None when the lease is resumed, else why the session is over."""
+        """Bridge the break; return None if the lease is resumed, else why the session is over."""
         self._is_up = False
         deadline, retry_s, error = time.monotonic() + self._options.reconnect_timeout_s, FIRST_RETRY_S, cause
         with self._send_lock:
@@ -274,7 +274,7 @@ class StoreSession:
         return None if self._closing else error
 
     def _pause(self, timeout_s: float) -> None:
-        """Wait before the next attempt, unless `close` wakes us."""
+        """Wait before the next attempt, unless `close` wakes the thread."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             if selector.select(timeout_s):
@@ -290,7 +290,7 @@ class StoreSession:
         call_owner(self._options.on_disconnect, error)
 
     def _fail_pending(self, error: Exception) -> None:
-        """Without the send lock: a finalizer may run this inside of it. `submit` comes again if it must."""
+        """Fail pending futures without the send lock, which a finalizer's caller may hold."""
         pending = self._state.take_pending()
         with contextlib.suppress(IndexError):
             while True:

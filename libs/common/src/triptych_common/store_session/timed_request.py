@@ -1,4 +1,4 @@
-"""One command of an asyncio session, answered within a limit; what comes too late is undone."""
+"""One command of an asyncio session within a time limit; a late answer is undone."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from triptych_common.store_session.async_session import AsyncStoreSession
 async def request_within(
     session: AsyncStoreSession, command: StoreCommand, timeout_s: float, undo: Callable[[StoreReply], None]
 ) -> StoreReply:
-    """The store's answer, after its restart if need be.
+    """Return the store's answer, after its restart if need be.
 
-    One that comes too late, or after the caller was cancelled, goes to `undo`: nothing stays held.
+    An answer that is late, or follows a cancellation of the caller, goes to `undo`: nothing stays held.
 
     Raises:
         StoreError: the store refused, is gone, or did not answer within `timeout_s` seconds.
@@ -26,7 +26,7 @@ async def request_within(
     future = session.submit(command)
     try:
         await asyncio.wait({future}, timeout=timeout_s)
-    except asyncio.CancelledError:  # perhaps just when the answer came: nobody takes it
+    except asyncio.CancelledError:  # the answer may have arrived just now: undo it
         future.add_done_callback(undo_late)
         raise
     if not future.done():

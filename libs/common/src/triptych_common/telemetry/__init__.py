@@ -1,10 +1,10 @@
-"""Traces, logs and metrics.
+"""Traces, logs and metrics of a process.
 
 tracing       spans: opened, recorded, continued from a message
-tail_sampling  what is kept of requests that are not sampled
+tail_sampling  spans kept of requests that are not sampled
 plain_spans   spans that cost little
-random_ids    theirs, and those of requests
-exporters     where they go: OTLP over HTTP or gRPC, files
+random_ids    ids of spans and requests
+exporters     destinations: OTLP over HTTP or gRPC, files
 span_records  a span as a JSON line, and the exporter that writes it
 trace_files   the files of these lines: names, locks, how much of the disk they take
 trace_reader  reads one request's trace back from them
@@ -21,6 +21,7 @@ from triptych_common.telemetry.tracing import (
     context_of_headers,
     current_traceparent,
     record_span,
+    setup_service_tracing,
     setup_tracing,
     span,
     trace_headers,
@@ -36,6 +37,7 @@ __all__ = [
     "get_logger",
     "record_span",
     "setup_logging",
+    "setup_service_tracing",
     "setup_tracing",
     "span",
     "trace_headers",

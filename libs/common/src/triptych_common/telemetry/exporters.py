@@ -1,4 +1,4 @@
-"""Where the spans of a process go: to an OTLP collector over HTTP or gRPC, to files, or nowhere."""
+"""Destination of a process's spans: an OTLP collector over HTTP or gRPC, files, or nowhere."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
 def is_installed(protocol: OtlpProtocol) -> bool:
-    """Whether the package is there that speaks `protocol`."""
+    """Return whether the package for `protocol` is installed."""
     try:
         return protocol != "grpc" or find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
     except ModuleNotFoundError:
@@ -32,7 +32,7 @@ def span_exporter(
     max_bytes: int,
     max_age_s: int,
 ) -> SpanExporter | None:
-    """To `otlp_endpoint` if given, else to files in `traces_dir` if given; None: nowhere."""
+    """Return the exporter to `otlp_endpoint` if given, else to files in `traces_dir` if given, else None."""
     if otlp_endpoint is not None:
         return _over_grpc(otlp_endpoint) if otlp_protocol == "grpc" else _over_http(otlp_endpoint)
     if traces_dir is not None and max_bytes:

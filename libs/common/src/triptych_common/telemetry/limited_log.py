@@ -1,4 +1,4 @@
-"""Log lines that callers cause, bounded: the first few of each reason, then a count.
+"""Bounded log lines that callers cause: the first few of each reason, then a count.
 
 Without it, requests with a wrong key write 10 GB a day.
 """
@@ -16,9 +16,9 @@ OTHERS = ("others",)
 
 
 class LimitedLog:
-    """Writes to `target` from an event loop: `BURST` lines of each reason in `INTERVAL_S`, and how many came.
+    """Log to `target` from an event loop: `BURST` lines of each reason per `INTERVAL_S`, then a count.
 
-    A reason is the line's text and what `info` is told beside it.
+    A reason is the line's text with the `reason` arguments of `info`.
     """
 
     def __init__(self, target: Logger) -> None:
@@ -27,7 +27,7 @@ class LimitedLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def info(self, text: LiteralString, /, *reason: str, **fields: object) -> None:
-        """Write the line, or count it where `reason` has had its lines."""
+        """Write the line, or count it if its reason has reached `BURST`."""
         key = (text, *reason)
         if key not in self._counts and len(self._counts) >= MAX_REASONS:
             key = OTHERS
@@ -38,7 +38,7 @@ class LimitedLog:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.end_interval)
 
     def end_interval(self) -> None:
-        """Write how many lines were left out, and begin anew."""
+        """Write the number of suppressed lines, and start again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -37,7 +37,7 @@ class Logger:
         self._log(logging.ERROR, text, fields)
 
     def exception(self, text: LiteralString, /, **fields: object) -> None:
-        """Like `error`, with the traceback of the exception being handled."""
+        """Log an error with the traceback of the exception being handled."""
         self._log(logging.ERROR, text, fields, exc_info=True)
 
     def _log(self, level: int, text: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
@@ -46,7 +46,7 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """The logger called `name` (pass `__name__`)."""
+    """Return the logger called `name` (pass `__name__`)."""
     return Logger(logging.getLogger(name))
 
 
@@ -82,11 +82,11 @@ def setup_logging(
 
 
 class _TriptychHandler(logging.StreamHandler[TextIO]):
-    """Marks the handler that `setup_logging` owns."""
+    """Handler class that marks the one that `setup_logging` owns."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """Formatter of log lines as one JSON object each."""
 
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:00:00.123 warning  encoder-0 job taken  job_id=j-1 attempt=2`."""
+    """Formatter like `12:00:00.123 warning  encoder-0 job taken  job_id=j-1 attempt=2`."""
 
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()

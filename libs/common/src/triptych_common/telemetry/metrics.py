@@ -25,7 +25,7 @@ MetricKind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """One metric as it is scraped: what documents say of it."""
+    """Name, kind and labels of one metric as scraped, for tests against documents."""
 
     name: str  # a counter's ends with `_total`
     kind: MetricKind
@@ -33,7 +33,7 @@ class MetricFacts:
 
     @classmethod
     def of(cls, kind: MetricKind, name: str, labels: Sequence[str]) -> "MetricFacts":
-        """`name`: without the prefix, as it is given to `Metrics`."""
+        """Make the facts of `name`, given without the prefix as to `Metrics`."""
         suffix = "_total" if kind == "counter" else ""
         return cls(f"{PREFIX}_{name}{suffix}", kind, tuple(labels))
 
@@ -62,10 +62,10 @@ class Metrics:
     def plain_histogram(
         self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> PlainHistogram:
-        """For what is observed very often, by one thread."""
+        """Make a histogram for frequent observations by one thread."""
         self.facts.append(MetricFacts.of("histogram", name, labels))
         return PlainHistogram(f"{PREFIX}_{name}", text, labels, buckets, self.registry)
 
     def render(self) -> bytes:
-        """The text of a scrape, of type `CONTENT_TYPE`."""
+        """Return the text of a scrape, of type `CONTENT_TYPE`."""
         return generate_latest(self.registry)

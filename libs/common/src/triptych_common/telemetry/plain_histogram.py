@@ -1,6 +1,6 @@
 """A histogram that is cheap enough for every token: a sixth of what Prometheus' own client takes.
 
-For one thread, so without locks: its series are lists of numbers, and are made into samples for a scrape.
+Used by one thread, so without locks: its series are lists of numbers, and become samples at a scrape.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class PlainSeries:
-    """One combination of labels."""
+    """Series of one combination of label values."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -28,7 +28,7 @@ class PlainSeries:
 
 
 class PlainHistogram(Collector):
-    """Its series, by the values of its labels."""
+    """Histogram series by the values of their labels."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class PlainHistogram(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> PlainSeries:
-        """One of them, made when it is asked for the first time.
+        """Return one series, made at its first use.
 
         Raises:
             ValueError: another number of values than labels.

@@ -1,9 +1,9 @@
 """Spans that cost little: OpenTelemetry's own take four times as long, for limits, locks and samplers.
 
-A `PlainSpan` belongs to one thread at a time, as every span of ours does, and holds what it is given. When it
-ends it becomes what OpenTelemetry's processors and exporters take. Whether a trace is sampled, a sampler of
-OpenTelemetry's says, as a rule the parent's flag alone. Of one that is not, spans can be held
-(`tail_sampling`); else they are not recorded.
+A `PlainSpan` belongs to one thread at a time, as every span of Triptych does, and holds its values. At its
+end it becomes a span for OpenTelemetry's processors and exporters. A sampler of OpenTelemetry's decides
+whether a trace is sampled, as a rule by the parent's flag. Spans of others can be held (`tail_sampling`);
+else they are not recorded.
 """
 
 import time
@@ -30,11 +30,11 @@ _NOT_SAMPLED = trace.TraceFlags(trace.TraceFlags.DEFAULT)
 
 
 class PlainTracer(trace.Tracer):
-    """Makes plain spans, each with `attributes`; `on_end` gets those that have ended and are kept.
+    """Tracer of plain spans, each with `attributes`; `on_end` gets ended spans that are kept.
 
     Args:
         sampler: None: every trace that has no parent is sampled, and those whose parent is.
-        tail_sampling: what is kept of others; None: nothing.
+        tail_sampling: keeps spans of unsampled traces; None: none.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PlainTracer(trace.Tracer):
 
 
 class PlainSpan(trace.Span):
-    """One span until it ends; what is set afterwards is lost."""
+    """One span until it ends; later attributes are lost."""
 
     held: "HeldSpans[PlainSpan] | None" = (
         None  # where it waits for the end of its request; None: it is sampled
@@ -164,7 +164,7 @@ class PlainSpan(trace.Span):
             self._end_request(tracer, self.held)
 
     def _end_request(self, tracer: PlainTracer, held: "HeldSpans[PlainSpan]") -> None:
-        """Export what was held, and this span, if the request is one to be kept."""
+        """Export the held spans and this one, if the request is to be kept."""
         spans, rule = held.take(), tracer.tail_sampling
         is_error = self._status.status_code is trace.StatusCode.ERROR
         duration_ns = self._end_ns - self._start_ns
@@ -176,7 +176,7 @@ class PlainSpan(trace.Span):
             tracer.on_end(span.as_ended(tracer))
 
     def as_ended(self, tracer: PlainTracer) -> ReadableSpan:
-        """What processors take; it must have ended."""
+        """Return the ended span as processors take it."""
         context = self._context
         if not context.trace_flags.sampled:  # it is now; processors pass over others
             context = trace.SpanContext(
@@ -221,7 +221,7 @@ class PlainSpan(trace.Span):
         self._name = name
 
     def set_status(self, status: trace.Status | trace.StatusCode, description: str | None = None) -> None:
-        """A status that says OK is final, and none is taken back."""
+        """Set the status: OK is final, and no status is unset."""
         new = status if isinstance(status, trace.Status) else trace.Status(status, description)
         if (self._status.is_ok and not self._status.is_unset) or new.is_unset:
             return
@@ -247,7 +247,7 @@ _UNSET = trace.Status(trace.StatusCode.UNSET)
 
 
 class active_span:  # noqa: N801 - used as a function
-    """Around a block: `started` is current there, an exception marks it failed, and it ends with the block.
+    """Block in which `started` is the current span; an exception marks it failed, and it ends with the block.
 
     As `opentelemetry.trace.use_span`, without its two generators, and without the exception's text and
     traceback, which may hold what a caller wrote, or a whole URL. The log has them.

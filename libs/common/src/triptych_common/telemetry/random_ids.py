@@ -1,4 +1,5 @@
-"""Random ids from the operating system, many at a time: it takes 5 µs to ask, and a request has several.
+"""Random ids from the operating system, fetched many at a time: a call takes 5 µs, and a request needs
+several.
 
 vLLM seeds Python's own generator alike in each of its workers: their ids would be the same.
 """
@@ -13,7 +14,7 @@ os.register_at_fork(after_in_child=_unused.clear)  # parent and child would hand
 
 
 def random_id() -> bytes:
-    """16 bytes, which nobody else has. From any thread."""
+    """Return 16 random bytes, unique over processes. Callable from any thread."""
     while True:
         try:
             return _unused.pop()

@@ -27,7 +27,7 @@ STAGE_PREFIX, STAGE_SUFFIX = "triptych.ttft.", "_ms"  # of a request's span: the
 
 @dataclass(frozen=True)
 class SpanRecord:
-    """One finished span."""
+    """Record of one finished span."""
 
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
@@ -43,7 +43,7 @@ class SpanRecord:
 
     @property
     def is_root(self) -> bool:
-        """The gateway's span of a whole request; its name has the model's in it."""
+        """True for the gateway's span of a whole request; its name contains the model's."""
         return self.kind == "server" and REQUEST_ID in self.attributes
 
     @property
@@ -53,7 +53,7 @@ class SpanRecord:
 
 @dataclass
 class LostSpans:
-    """A line between the spans of a process: before it, spans could not be written."""
+    """Line between a process's spans that marks spans lost before it."""
 
     num_lost: int
     start_ns: int  # of the first one; wall clock, as in `SpanRecord`
@@ -138,7 +138,7 @@ def _record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
 
 
 def _plain(value: object) -> AttributeValue:
-    """Sequences come as tuples; OpenTelemetry also allows nested values, which we never set."""
+    """Convert sequences, which come as tuples; OpenTelemetry's nested values are never set here."""
     if isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Sequence):

@@ -1,7 +1,7 @@
-"""Tail sampling in one process: what is kept of a request that is not sampled, if it failed or was slow.
+"""Tail sampling in one process: spans of an unsampled request are kept if it failed or was slow.
 
 Its spans are held until the first of them in this process ends; then all are exported, or none. Other
-processes are told `not sampled` from the beginning: they record nothing of it.
+processes receive `not sampled` from the beginning and record nothing of it.
 """
 
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ SpanT = TypeVar("SpanT")
 
 @dataclass(frozen=True, slots=True)
 class TailSampling:
-    """Which requests are kept all the same."""
+    """Rules for unsampled requests whose spans are kept all the same."""
 
-    errors: bool = True  # those whose first span failed
-    slow_ms: float = 0.0  # those whose first span took at least so long; 0: none for that
+    errors: bool = True  # keep requests whose first span failed
+    slow_ms: float = 0.0  # keep requests whose first span took this long; 0: none for that
 
     @property
     def is_on(self) -> bool:
         return self.errors or self.slow_ms > 0
 
     def reason(self, *, is_error: bool, duration_ns: int) -> str | None:
-        """Why it is kept; None: it is not."""
+        """Return why a request is kept, or None."""
         if self.errors and is_error:
             return "error"
         if self.slow_ms and duration_ns >= self.slow_ms * NS_PER_MS:
@@ -35,7 +35,7 @@ class TailSampling:
 
 @dataclass(slots=True)
 class HeldSpans(Generic[SpanT]):
-    """Spans of one request that have ended, until its first span ends. Those that end later are lost."""
+    """Ended spans of one request, until its first span ends. Those that end later are lost."""
 
     num_lost: int = 0
     _ended: list[SpanT] = field(default_factory=list)
@@ -48,6 +48,6 @@ class HeldSpans(Generic[SpanT]):
             self.num_lost += 1
 
     def take(self) -> list[SpanT]:
-        """All of them; no more are held."""
+        """Return all held spans; no more are held."""
         ended, self._ended, self._is_open = self._ended, [], False
         return ended

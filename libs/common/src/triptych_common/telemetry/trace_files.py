@@ -3,13 +3,13 @@
     {service}-{pid}.jsonl     what a process writes now; locked (flock) as long as it lives
     {service}-{pid}.1.jsonl   what it wrote before; replaced when the file above is full
 
-Each is half of the bound at most. What processes left that have ended is kept for later reading: of
-each service the newest files, and no more bytes together than one process may have.
+Each is half of the bound at most. Files of ended processes are kept for later reading: the newest of each
+service, with no more bytes together than one process may have.
 
 No span is kept much longer than the age that is allowed, and none goes before half of it but for the
-bytes: the first file is moved aside when its oldest span has half the age, and what was moved, or left by
-processes that have ended, goes when its newest has all of it. That is looked at when a process starts,
-and while it writes, every `CHECK_S` at most.
+bytes: the first file is moved aside when its oldest span has half the age, and a file that was moved, or left
+by an ended process, is removed when its newest span has all of it. This is checked when a process starts, and
+while it writes, every `CHECK_S` at most.
 """
 
 import fcntl
@@ -34,9 +34,9 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def trace_files(traces_dir: Path) -> list[Path]:
-    """Every file with spans, and where each is moved to: in this order nothing that moves is missed.
+    """Return every file with spans, and where each is moved to, in an order that misses no moving file.
 
-    Some may not be there (any more), and what was moved meanwhile is read twice.
+    Some may be missing, and a file that moves meanwhile is read twice.
     """
     found = set(traces_dir.glob(f"*{_SUFFIX}"))
     old = {path for path in found if path.name.endswith(_OLD_SUFFIX)}
@@ -45,10 +45,10 @@ def trace_files(traces_dir: Path) -> list[Path]:
 
 
 class TraceFile:
-    """This process's file. Not safe for threads; a forked process needs one of its own.
+    """Trace file of this process. Not safe for threads; a forked process needs one of its own.
 
     Args:
-        max_age_s: 0: however old.
+        max_age_s: 0 keeps spans of any age.
         now: wall clock, seconds since the epoch.
 
     Raises:
@@ -76,7 +76,7 @@ class TraceFile:
         self._prune()
 
     def append(self, lines: bytes) -> None:
-        """Whole lines, in one piece.
+        """Append whole lines in one write.
 
         Raises:
             OSError: they could not be written.
@@ -118,7 +118,7 @@ class TraceFile:
         os.close(self._fd)
 
     def _reopen(self) -> None:
-        """If it fails, the number stays open: a closed one may be another file's by the next call."""
+        """Open a new file before the old one is closed, so that a failure leaves a valid descriptor."""
         folder, old = self._path.parent, self._fd
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._fd = _open_own(folder, self._path.name.removesuffix(_SUFFIX))
@@ -128,7 +128,7 @@ class TraceFile:
 
 
 def _open_own(traces_dir: Path, name: str) -> tuple[Path, int]:
-    """A file that no other process writes: one of another container can have the same pid."""
+    """Open a file that no other process writes: one in another container can have the same pid."""
     for number in count(1):
         path = traces_dir / (f"{name}{_SUFFIX}" if number == 1 else f"{name}-{number}{_SUFFIX}")
         fd = os.open(path, _FLAGS, 0o600)
@@ -149,7 +149,7 @@ def _old(path: Path) -> Path:
 
 
 def _oldest_span_at(path: Path) -> float | None:
-    """When the first span in the file ended; None: there is none. Of one that cannot be read: long ago."""
+    """Return when the file's first span ended: None without spans, 0 if it cannot be read."""
     with path.open("rb") as file:
         line = file.readline(1 << 20)
     found = _END_NS.search(line)
@@ -166,9 +166,7 @@ def _is_cut(path: Path) -> bool:
 
 
 def _prune(traces_dir: Path, name: str, own: Path, max_bytes: int, oldest_at: float) -> None:
-    """Remove files of this service: those older than `oldest_at`, and of those that ended processes left the
-    oldest first, beyond the bound. The one that this process writes stays.
-    """
+    """Remove files of this service older than `oldest_at`, and ended processes' oldest beyond the bound."""
     ours = re.compile(rf"{re.escape(name)}-\d+(-\d+)*(\.1)?\.jsonl")
     ended: list[tuple[float, int, Path]] = []
     for path in traces_dir.iterdir():
@@ -194,7 +192,7 @@ def _prune(traces_dir: Path, name: str, own: Path, max_bytes: int, oldest_at: fl
 
 
 def _is_written(path: Path) -> bool:
-    """A process holds the file's lock; it may live where its pid means nothing to us."""
+    """Return whether a process holds the file's lock; its pid may mean nothing in this container."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

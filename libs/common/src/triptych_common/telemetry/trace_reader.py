@@ -1,4 +1,4 @@
-"""Read back the traces that `FileSpanExporter` wrote."""
+"""Reader of the traces that `FileSpanExporter` wrote."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ Record = TypeVar("Record", SpanRecord, LostSpans)
 
 
 def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
-    """Every span of the trace of `request_id`, by start time; empty if there is none (yet).
+    """Return every span of the trace of `request_id`, by start time, or none.
 
     Spans reach the files with a delay (`tracing.EXPORT_DELAY_MS`), each when it has ended. A caller's trace
     can hold several requests: spans of the others are left out.
@@ -32,13 +32,13 @@ def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
 
 
 def read_lost(traces_dir: Path) -> list[LostSpans]:
-    """What processes could not write, by time; not of those that could not write until their end."""
+    """Return spans that processes could not write, by time, but for processes that never wrote again."""
     lost = _records(traces_dir, "num_lost", LostSpans)
     return sorted(lost, key=lambda each: each.start_ns)
 
 
 def _is_below(span: SpanRecord, roots: set[str], spans: dict[str, SpanRecord]) -> bool:
-    """Whether `span` is one of `roots`, or hangs below one."""
+    """Return whether `span` is one of `roots` or below one."""
     seen: set[str] = set()  # files may hold anything
     at: SpanRecord | None = span
     while at is not None and at.span_id not in seen:
@@ -54,7 +54,7 @@ def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:
 
 
 def _records(traces_dir: Path, needle: str, kind: type[Record]) -> Iterator[Record]:
-    """Records of `kind` whose line contains `needle`; lines that are cut off or foreign are passed over."""
+    """Yield records of `kind` whose line contains `needle`; incomplete and foreign lines are skipped."""
     wanted = needle.encode()
     for path in trace_files(traces_dir):
         try:

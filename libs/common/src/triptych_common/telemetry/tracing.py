@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -37,7 +37,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _SystemIdGenerator(IdGenerator):
-    """Ids from the operating system: see `random_ids`."""
+    """Generator of ids from the operating system (`random_ids`)."""
 
     def generate_span_id(self) -> int:
         return int.from_bytes(random_id()[:8]) or 1  # 0 is none
@@ -47,7 +47,7 @@ class _SystemIdGenerator(IdGenerator):
 
 
 class _Provider(TracerProvider):
-    """OpenTelemetry's, which makes plain spans for us. Others in the process, such as vLLM, get its own.
+    """OpenTelemetry's provider, with plain spans for Triptych and its own for others, such as vLLM.
 
     Both ask the same sampler, which is the one that OpenTelemetry's variables name (OTEL_TRACES_SAMPLER).
     Each span of ours has `triptych.instance`: one file or backend holds spans of many instances.
@@ -73,7 +73,7 @@ class _Provider(TracerProvider):
         self._processors: tuple[SpanProcessor, ...] = ()
 
     def get_tracer(self, instrumenting_module_name: str, *args: Any, **options: Any) -> trace.Tracer:
-        """Where OpenTelemetry is off (OTEL_SDK_DISABLED), so is ours."""
+        """Return a plain tracer for Triptych, unless OpenTelemetry is off (OTEL_SDK_DISABLED)."""
         tracer = super().get_tracer(instrumenting_module_name, *args, **options)
         is_on = not isinstance(tracer, trace.NoOpTracer)
         return self._plain if is_on and instrumenting_module_name == _SCOPE else tracer
@@ -88,7 +88,7 @@ class _Provider(TracerProvider):
 
 
 class _InstanceOnEverySpan(SpanProcessor):
-    """Puts `triptych.instance` on the spans of others, too."""
+    """Processor that sets `triptych.instance` on the spans of others too."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -115,7 +115,7 @@ def setup_tracing(
     `traces_max_age_s`, else nowhere. Call the provider's `shutdown()` at the end: it flushes.
 
     Args:
-        tail_sampling: what of its own spans this process keeps of requests that are not sampled.
+        tail_sampling: rules by which this process keeps its own spans of unsampled requests.
     """
     exporter = span_exporter(
         service_name,
@@ -135,24 +135,57 @@ def setup_tracing(
     return provider
 
 
+class TracingSettings(Protocol):
+    """Trace settings of a process: `ServiceSettings`, and the options of the connector."""
+
+    @property
+    def instance(self) -> str: ...
+    @property
+    def otlp_endpoint(self) -> str | None: ...
+    @property
+    def otlp_protocol(self) -> OtlpProtocol: ...
+    @property
+    def traces_dir(self) -> Path | None: ...
+    @property
+    def traces_max_bytes(self) -> int: ...
+    @property
+    def traces_max_age_s(self) -> int: ...
+
+
+def setup_service_tracing(
+    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
+) -> TracerProvider:
+    """Call `setup_tracing` with a service's settings."""
+    return setup_tracing(
+        service_name,
+        settings.instance,
+        otlp_endpoint=settings.otlp_endpoint,
+        otlp_protocol=settings.otlp_protocol,
+        traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
+        traces_max_age_s=settings.traces_max_age_s,
+        tail_sampling=tail_sampling,
+    )
+
+
 def tracer() -> trace.Tracer:
-    """The tracer of the provider that is set globally at the time of the call."""
+    """Return the tracer of the provider that is set globally at the time of the call."""
     return _tracer_of(trace.get_tracer_provider())
 
 
 @lru_cache(maxsize=4)
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
-    """Kept: a provider looks through its configuration each time it is asked."""
+    """Cache the tracer: a provider reads its whole configuration at each call."""
     return provider.get_tracer(_SCOPE)
 
 
 def current_traceparent() -> str | None:
-    """`traceparent` of the span that is active here; None outside of any."""
+    """Return the `traceparent` of the active span, or None."""
     return traceparent_of(trace.get_current_span())
 
 
 def traceparent_of(span: trace.Span) -> str | None:
-    """`traceparent` that makes others children of `span`; None if it is not recording anywhere."""
+    """Return the `traceparent` that makes spans children of `span`; None if it is not recording."""
     context = span.get_span_context()
     if not context.is_valid:
         return None
@@ -160,16 +193,16 @@ def traceparent_of(span: trace.Span) -> str | None:
 
 
 def context_from(traceparent: str | None) -> Context:
-    """Context whose spans continue `traceparent`; an empty one if it is None or not valid."""
+    """Return a context whose spans continue `traceparent`; an empty one if it is None or invalid."""
     if not traceparent:
         return Context()
     return _propagator.extract({"traceparent": traceparent}, context=Context())
 
 
 def context_of_headers(headers: Mapping[str, Sequence[str]]) -> Context:
-    """Context of `traceparent` and `tracestate`, by names in lower case; an empty one if they are not valid.
+    """Return the context of `traceparent` and `tracestate`, by lower-case names; empty if they are invalid.
 
-    More than one `traceparent` is none: which of them was meant is not known.
+    Several `traceparent`s count as none, since they are ambiguous.
     """
     if len(headers.get("traceparent", ())) != 1:
         return Context()
@@ -178,14 +211,14 @@ def context_of_headers(headers: Mapping[str, Sequence[str]]) -> Context:
 
 
 def trace_headers() -> dict[str, str]:
-    """Headers that make the receiver's spans children of the active one; empty outside of any."""
+    """Return headers that make the receiver's spans children of the active one, if any."""
     headers: dict[str, str] = {}
     _propagator.inject(headers)
     return headers
 
 
 def within_trace(traceparent: str | None) -> AbstractContextManager[object]:
-    """Log lines of the block have the id of the trace of `traceparent`, also between its spans."""
+    """Give log lines of the block the trace id of `traceparent`, also between its spans."""
     if not traceparent:
         return nullcontext()
     return trace.use_span(trace.get_current_span(context_from(traceparent)))
@@ -199,7 +232,7 @@ def span(
     kind: trace.SpanKind = trace.SpanKind.INTERNAL,
     attributes: Attributes | None = None,
 ) -> AbstractContextManager[trace.Span]:
-    """A span around the body, which begins now, active in it; an exception marks it failed.
+    """Open a span around the body, active in it; an exception marks it failed.
 
     Its parent is `traceparent` if given, else that of `context` if given (an empty one: none), else the
     active span.
@@ -218,7 +251,7 @@ def record_span(
     attributes: Attributes | None = None,
     error: str | None = None,
 ) -> str | None:
-    """A span that was measured already, as child of `traceparent` (None: of the active span).
+    """Record a span that was measured already, as child of `traceparent` (None: of the active span).
 
     Args:
         start_ns, end_ns: wall clock, nanoseconds since the epoch (`time.time_ns()`).

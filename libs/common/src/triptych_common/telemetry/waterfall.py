@@ -12,7 +12,7 @@ _MIN_BAR_WIDTH = 10
 
 
 def render_waterfall(spans: Sequence[SpanRecord], width: int = 100) -> str:
-    """Lines of at most `width` characters: name, instance, bar, start offset and duration in ms.
+    """Return lines of at most `width` characters: name, instance, bar, start offset and duration in ms.
 
     Children stand below their parent by start time; a span whose parent is missing stands at the
     left. A failed span is marked with `!`. Empty text for no spans.
@@ -37,7 +37,7 @@ def render_waterfall(spans: Sequence[SpanRecord], width: int = 100) -> str:
 
 
 def first_token_stages(spans: Sequence[SpanRecord]) -> str:
-    """`until the first token, ms: body 1.0, prefill 9.5`; empty where the trace does not say."""
+    """Return `until the first token, ms: body 1.0, prefill 9.5`; empty without these spans."""
     root = next((span for span in spans if span.is_root), None)
     if root is None:
         return ""
@@ -62,7 +62,7 @@ def _depth_first(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]
 
 
 def _bar(start_ns: int, end_ns: int, total_ns: int, width: int) -> str:
-    """At least one mark, so that even a span of no length is seen."""
+    """Draw a bar with at least one mark, so that a span of no length is visible."""
     first = min(width - 1, start_ns * width // total_ns)
     last = min(width, max(first + 1, -(-end_ns * width // total_ns)))
     return "·" * first + "█" * (last - first) + "·" * (width - last)

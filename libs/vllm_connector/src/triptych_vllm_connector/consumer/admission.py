@@ -1,4 +1,4 @@
-"""Admission: what prefill_decode's engine knows of one request that needs remote items. Pure.
+"""Admission: prefill_decode's record of one request that needs remote items. Pure.
 
     NEW --ask--> QUEUED --grant--> GRANTED --last granted place done--> NEW, or QUEUED for the rest
      |             |                  |
@@ -11,8 +11,8 @@ the budget, for the first places. vLLM schedules it while all granted items are 
 front of the first that is not (see `overlap`). FAILED: vLLM ends it at its next step; until then it keeps
 what it holds.
 
-Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
-and a request that is served item by item may be done with one of them long before it has the next.
+Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt, and
+a request that is served item by item may be done with one of them long before it has the next.
 
 `RequestTable` changes admissions; every other module only reads them.
 """
@@ -65,7 +65,7 @@ class Feature:
 
 @dataclass
 class Admission:
-    """One request. `engine_request_id` is vLLM's, `request_id` the gateway's."""
+    """One request: `engine_request_id` is vLLM's id, `request_id` the gateway's."""
 
     engine_request_id: str
     request_id: str
@@ -112,7 +112,7 @@ class Admission:
 
 
 def move_admission(admission: Admission, to: AdmissionState) -> None:
-    """Move `admission` to `to`. Nothing else assigns `admission.state`.
+    """Move `admission` to `to`; nothing else assigns `admission.state`.
 
     Raises:
         IllegalTransitionError: `to` cannot follow its state.
@@ -122,7 +122,7 @@ def move_admission(admission: Admission, to: AdmissionState) -> None:
 
 
 def fault_of(mm_features: list[Any], transfer_params: dict[str, Any] | None) -> str | None:
-    """Why a request cannot be served at all; None: it can. The HTTP port takes whatever clients send."""
+    """Reason why a request can never be served, or None; HTTP clients send its parameters unvalidated."""
     for feature in mm_features:
         if _MM_HASH.fullmatch(feature.identifier) is None:
             return f"the uuid {feature.identifier[:80]!r} is no mm_hash"

@@ -34,11 +34,11 @@ from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
 
 
 class StoreLost:
-    """The store session ended; every pin that no worker holds is gone."""
+    """The store session ended, and with it every pin that no worker holds."""
 
 
 class BusChanged:
-    """Another Redis answers than before: what was sent may be lost."""
+    """A different Redis answers, so messages already sent may be lost."""
 
 
 @dataclass
@@ -53,9 +53,9 @@ InboxEvent = PinReply | EntrySealed | WriterLost | EncoderCacheMetadata | StoreL
 
 
 class Inbox:
-    """What other threads leave for the engine's: any thread posts, the engine's takes. Without locks.
+    """Lock-free queue of events for the engine's thread; any thread may post.
 
-    It exists before the consumer: a session may be lost as soon as it is open.
+    It exists before the consumer, because a session may be lost as soon as it is open.
     """
 
     def __init__(self) -> None:
@@ -63,29 +63,29 @@ class Inbox:
         self._wake_engine: Callable[[], None] = lambda: None
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
-        """`wake_engine` ends the engine's wait for input. vLLM makes it when its loop starts."""
+        """Set `wake_engine`, which ends the engine's wait for input; vLLM creates it when its loop starts."""
         self._wake_engine = wake_engine
 
     def post_event(self, event: InboxEvent) -> None:
-        """Leave an event for the engine's thread, and wake it."""
+        """Queue an event for the engine's thread, and wake it."""
         self._events.append(event)
         self.wake_engine()
 
     def wake_engine(self) -> None:
-        """End the engine's wait for input: something is to be done."""
+        """End the engine's wait for input."""
         self._wake_engine()
 
     def take_events(self) -> Iterator[InboxEvent]:
-        """Until it is empty, also of what comes meanwhile."""
+        """Yield events until the queue is empty, including those posted meanwhile."""
         while self._events:
             yield self._events.popleft()
 
 
 class Consumer:
-    """What vLLM's scheduler asks and reports. `engine_request_id`s are vLLM's `request_id`s.
+    """The scheduler's and connector's interface to the handover; `engine_request_id` is vLLM's `request_id`.
 
     `now_ns` is wall-clock time for spans, `now` monotonic seconds. `set_alarm(when)` wakes the engine then.
-    `encodes_request(request)`: does this instance encode it itself? Then it only needs space.
+    `encodes_request(request)` is true for requests that this instance encodes itself: they need only space.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Consumer:
 
     # ---- scheduling ------------------------------------------------------------------------------
     def admit_request(self, request: Any, num_computed_tokens: int) -> bool:
-        """May `request` be scheduled, given that `num_computed_tokens` are in the KV cache?
+        """True if `request` may be scheduled with `num_computed_tokens` in the KV cache.
 
-        Decides about its items on the way: covered ones are declined, the others preallocated and pinned.
+        Decides about its items as well: covered ones are declined, the others preallocated and pinned.
         """
         admission = self._requests.get(request.request_id)
         if admission is None:
@@ -140,74 +140,74 @@ class Consumer:
         return readiness is not Readiness.WAITS
 
     def use_overlap(self, overlap: OverlapPolicy) -> None:
-        """Before the first request: how far requests may run before all of their items are here."""
+        """Set how far requests may run before all their items are here; called before the first request."""
         self._grants.overlap = overlap
 
     def is_partial(self, engine_request_id: str) -> bool:
-        """Was the last answer about it that it may run up to an item that is not here?"""
+        """True if the last answer let the request run up to a missing item."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and admission.readiness is Readiness.PART
 
     def is_partial_now(self, engine_request_id: str) -> bool:
-        """Would the answer be that, if it was asked as the last time?"""
+        """True if the request, asked again, could run up to a missing item only."""
         admission = self._requests.get(engine_request_id)
         return (
             admission is not None and self._grants.readiness(admission, admission.asked_at) is Readiness.PART
         )
 
     def is_incomplete(self, engine_request_id: str) -> bool:
-        """Does it need an item that is not here?"""
+        """True if the request needs an item that is not here."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and self._grants.num_missing(admission) > 0
 
     def is_complete(self, engine_request_id: str) -> bool:
-        """Was space asked for, and is everything here that it needs?"""
+        """True if the request has asked for space and all its items are here."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and bool(admission.asked) and not self._grants.num_missing(admission)
 
     def was_asked(self, engine_request_id: str) -> bool:
-        """About this request, whatever the answer was?"""
+        """True if the scheduler has asked about this request before."""
         return self._requests.get(engine_request_id) is not None
 
     def may_be_scheduled(self, engine_request_id: str) -> bool:
-        """Was the last answer about it yes, or has it been woken since?"""
+        """True if the last answer was yes, or the request has been woken since."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and not admission.is_waiting and not admission.has_failed
 
     def begin_whole(self, engine_request_id: str) -> None:
-        """There is no room for it to begin in part: from now on it waits for all that it was granted."""
+        """Make the request wait for all granted items, since there is no room to begin in part."""
         admission = self._requests.get(engine_request_id)
         if admission is not None:
             self._requests.begin_whole(admission)
             self._requests.note_answer(admission, Readiness.WAITS, admission.asked_at)
 
     def is_local(self, engine_request_id: str) -> bool:
-        """Are its items encoded by this instance?"""
+        """True if this instance encodes the request's items itself."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and admission.is_local
 
     def may_encode_item(self, engine_request_id: str, item_index: int) -> bool:
-        """Of a local request: has this place space?"""
+        """True if this place of a local request has space."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and admission.is_local and item_index in admission.granted
 
     def is_pinned(self, mm_hash: str) -> bool:
-        """Is the item pinned, so that the worker can load it?"""
+        """True if the item is pinned, so that the worker can load it."""
         return self._pins.state_of(mm_hash) is EngineItemState.PINNED
 
     def is_resident(self, mm_hash: str) -> bool:
-        """Has the worker a view of the item that a request still needs?"""
+        """True if the worker holds a view of the item that a request still needs."""
         return self._pins.state_of(mm_hash) is EngineItemState.RESIDENT
 
     def load_item(self, engine_request_id: str, mm_hash: str) -> None:
-        """vLLM gave the item space in its cache: the worker shall load it in this step."""
+        """Order the worker to load the item in this step; vLLM has allocated its cache space."""
         admission = self._requests.get(engine_request_id)
         if admission is None or not admission.is_local:
             self._pins.order_load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
     def on_loaded(self, tensors: Iterable[LoadedTensor]) -> None:
-        """Workers have loaded these."""
+        """Count tensors that workers loaded."""
         for each in tensors:
             self._tally.count(engine_tally.HANDOVER_BYTES, each.num_bytes, each.transport)
             self._tally.observe(engine_tally.HANDOVER_S, each.seconds, each.transport)
@@ -216,7 +216,7 @@ class Consumer:
         return self._pins.take_load_orders()
 
     def on_loads_failed(self, mm_hashes: Iterable[str]) -> dict[str, int]:
-        """The worker had to put zeros in the place of these items: the requests that hold them fail.
+        """Fail the requests that hold these items, which the worker replaced by zeros.
 
         Returns:
             Those requests, with the index of the first token whose key and value may be wrong.
@@ -240,7 +240,7 @@ class Consumer:
 
     # ---- the end of items and requests -----------------------------------------------------------
     def on_item_computed(self, engine_request_id: str, item_index: int) -> None:
-        """The item's placeholder is in the KV cache of the request."""
+        """Release the place: its placeholder is in the request's KV cache."""
         admission = self._requests.get(engine_request_id)
         if admission is None or admission.has_failed:
             return
@@ -248,7 +248,7 @@ class Consumer:
         self._grants.give_back_place(admission, item_index)
 
     def on_preempted(self, engine_request_id: str, *, keeps_deadline: bool = False) -> None:
-        """The request starts again from nothing: give everything back; `admit_request` will ask anew.
+        """Give everything back, because the request starts again; `admit_request` will ask anew.
 
         Args:
             keeps_deadline: it has begun in part, and waits for its first token as before.
@@ -261,7 +261,7 @@ class Consumer:
                 self._renew_wait(admission)
 
     def on_cache_emptied(self) -> None:
-        """vLLM emptied its encoder cache: what was there is asked for anew.
+        """Ask the store anew for the items that vLLM's encoder cache held.
 
         A step in flight may read an item: its output will not report the item's end (`on_item_computed`).
         """
@@ -269,7 +269,7 @@ class Consumer:
         self._grants.wake_with_unused_places()
 
     def on_finished(self, request: Any, num_computed_tokens: int) -> None:
-        """Answered, aborted or failed: send an ack for every item, and give everything back.
+        """Acknowledge every item of an ended request, and give everything back.
 
         `request` may never have been admitted; its encoders wait for acks all the same.
         """
@@ -289,27 +289,27 @@ class Consumer:
 
     # ---- waiting and waking ----------------------------------------------------------------------
     def on_request_added(self, request: Any) -> None:
-        """How long the request may wait counts from now."""
+        """Start the request's deadline."""
         remaining_s = self._requests.remaining_s(request)
         if remaining_s is not None:
             self._deadlines.start_wait(request.request_id, remaining_s)
 
     def take_overdue(self) -> list[str]:
-        """Requests whose time is up, once each. The scheduler knows which of them wait."""
+        """Requests past their deadline, once each; the scheduler knows which of them wait."""
         return self._deadlines.take_passed()
 
     def fail_overdue(self, request: Any) -> None:
-        """It waits, and its time is up: end it with an error."""
+        """End a waiting request whose deadline has passed with an error."""
         admission = self._requests.get(request.request_id) or self._requests.open_request(request)
         self._grants.fail_admission(admission, "its time is up")
 
     def is_waiting(self, engine_request_id: str) -> bool:
-        """Was the last answer about it no, and nothing has changed since?"""
+        """True if the last answer was no and the request has not been woken since."""
         admission = self._requests.get(engine_request_id)
         return admission is not None and admission.is_waiting and not admission.has_failed
 
     def on_parked(self, engine_request_id: str, step: int) -> None:
-        """`step`: the engine's steps so far."""
+        """Record the start of a wait at the engine's step number `step`."""
         admission = self._requests.get(engine_request_id)
         if admission is None or admission.parked_ns is not None:
             return
@@ -324,11 +324,11 @@ class Consumer:
             self._requests.note_unparked(admission, step)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
-        """`wake_engine` ends the engine's wait for input; called from other threads."""
+        """Set `wake_engine`, which ends the engine's wait for input; called from other threads."""
         self._inbox.attach_waker(wake_engine)
 
     def drain_inbox(self) -> list[str]:
-        """Handle what other threads left. Returns the requests that shall leave the parking."""
+        """Handle queued events; returns the requests to take out of parking."""
         for event in self._inbox.take_events():
             match event:
                 case PinReply():
@@ -347,7 +347,7 @@ class Consumer:
         return self._requests.take_to_wake()
 
     def take_failed(self) -> set[str]:
-        """Requests whose items can no longer come. vLLM ends them with an error."""
+        """Requests whose items cannot come any more; vLLM ends them with an error."""
         return self._requests.take_failed_ids()
 
     def has_failed(self, engine_request_id: str) -> bool:
@@ -356,16 +356,16 @@ class Consumer:
 
     # ---- what is counted -------------------------------------------------------------------------
     def on_stalled(self) -> None:
-        """A running request waits for an item from now on."""
+        """Count a running request that now waits for an item."""
         self._tally.count(engine_tally.STALLS)
 
     def note_waiting(self, num_parked: int, num_stalled: int) -> None:
-        """So many wait now."""
+        """Set the gauges of parked and stalled requests."""
         self._tally.set_gauge(engine_tally.PARKED, num_parked)
         self._tally.set_gauge(engine_tally.STALLED, num_stalled)
 
     def take_changes(self) -> Changes:
-        """For the host's metrics: what has changed since the last time."""
+        """Metric changes since the last call, for the host."""
         tally, preallocator = self._tally, self._preallocator
         tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_granted, "granted")
         tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_queued, "queued")
@@ -380,7 +380,7 @@ class Consumer:
             self._tally.observe(engine_tally.WAIT_S, waited_s)
 
     def counts(self) -> dict[str, int]:
-        """For tests, and the invariant that all are 0 when idle."""
+        """Numbers of held objects, all 0 when idle; for tests."""
         return {
             "requests": len(self._requests),
             "watching": self._pins.count_items(EngineItemState.WATCHING),
@@ -391,6 +391,6 @@ class Consumer:
         }
 
     def _renew_wait(self, admission: Admission) -> None:
-        """It waits again: not for ever, if a gateway bounds its wait."""
+        """Renew the deadline of a request that waits again, if a gateway sent it."""
         if admission.gateway is not None:
             self._deadlines.renew_wait(admission.engine_request_id)

@@ -1,7 +1,7 @@
-"""Until when requests may wait in prefill_decode's engine: a gateway that hangs ends no request. Pure.
+"""Deadlines of requests that wait in prefill_decode's engine, for gateways that hang. Pure.
 
-start_wait (remaining_ms of its params) --time is up--> taken, once
-renew_wait (preempted, or it waits again after that): RENEWED_WAIT_S from now
+start_wait (remaining_ms of its params) --time is up--> taken, once renew_wait (preempted, or it waits again
+after that): RENEWED_WAIT_S from now
 """
 
 import heapq
@@ -12,7 +12,7 @@ RENEWED_WAIT_S = 30.0  # for a request that had begun
 
 
 class Deadlines:
-    """`now`: monotonic seconds. `set_alarm(when)` asks for a call of `take_passed` then, or a bit later."""
+    """Deadlines in monotonic seconds (`now`); `set_alarm(when)` requests a call of `take_passed` then."""
 
     def __init__(self, now: Callable[[], float], set_alarm: Callable[[float], None]) -> None:
         self._now = now
@@ -25,23 +25,23 @@ class Deadlines:
         return len(self._by_request)
 
     def start_wait(self, engine_request_id: str, remaining_s: float) -> None:
-        """A request came that may wait so long."""
+        """Give a new request `remaining_s` to wait."""
         self._set_deadline(engine_request_id, self._now() + remaining_s + GRACE_S)
 
     def renew_wait(self, engine_request_id: str) -> None:
-        """The request has begun, and waits again: not for ever."""
+        """Give a request that has begun and waits again RENEWED_WAIT_S."""
         self._set_deadline(engine_request_id, self._now() + RENEWED_WAIT_S)
 
     def has_deadline(self, engine_request_id: str) -> bool:
         return engine_request_id in self._by_request
 
     def end_wait(self, engine_request_id: str) -> None:
-        """The request has ended."""
+        """Remove the deadline of a request that has ended."""
         self._by_request.pop(engine_request_id, None)
         self._clean()
 
     def take_passed(self) -> list[str]:
-        """Requests whose time is up, the longest overdue first. They have no deadline any more."""
+        """Requests past their deadline, the most overdue first; their deadlines are removed."""
         now = self._now()
         passed: list[str] = []
         self._clean()
@@ -57,7 +57,7 @@ class Deadlines:
         return passed
 
     def _set_deadline(self, engine_request_id: str, when: float) -> None:
-        """It may wait until `when`, whatever was set before."""
+        """Set the deadline to `when`, whatever it was before."""
         self._by_request[engine_request_id] = when
         heapq.heappush(self._heap, (when, engine_request_id))
         if self._alarm_at is None or when < self._alarm_at:

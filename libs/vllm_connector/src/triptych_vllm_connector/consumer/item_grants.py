@@ -1,4 +1,4 @@
-"""Applies the preallocator's decisions: asks for space, pins items, handles the store's answers."""
+"""Applies the preallocator's decisions: requests space, pins items, handles the store's replies."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 
 class ItemGrants:
-    """Between the preallocator, which decides about space, and the item pins, which get the tensors."""
+    """Connects the preallocator, which decides about space, with the item pins, which get the tensors."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class ItemGrants:
 
     # ---- space -----------------------------------------------------------------------------------
     def ask_space(self, admission: Admission, needs: list[Need]) -> bool:
-        """Have space asked for, for exactly `needs`. False: the request failed, one of them can never be had.
+        """Ask for space for exactly `needs`; False if one can never be had, and the request failed.
 
-        The cached prefix may have shrunk since the last time: then the request asks again as a whole, and
-        holds nothing meanwhile. Or it has grown: then what it covers is given back.
+        If the cached prefix shrank, the request asks again as a whole and holds nothing meanwhile. If it
+        grew, the places that it covers are given back.
         """
         needed = {need.item_index for need in needs}
         unused = self._unused_places(admission, needed)
@@ -67,7 +67,7 @@ class ItemGrants:
         return not admission.has_failed
 
     def readiness(self, admission: Admission, num_computed_tokens: int) -> Readiness:
-        """How far may the request run, of which `num_computed_tokens` are in the KV cache?"""
+        """Extent to which the request may run with `num_computed_tokens` in the KV cache."""
         places = (
             PromptPlace(
                 feature.start,
@@ -85,7 +85,7 @@ class ItemGrants:
         )
 
     def num_missing(self, admission: Admission) -> int:
-        """Items that the request needs, and that are not here."""
+        """Number of items that the request needs and that are not here."""
         asked = [admission.features[item_index] for item_index in admission.asked]
         return len(
             {
@@ -96,31 +96,32 @@ class ItemGrants:
         )
 
     def give_back_request(self, admission: Admission) -> None:
-        """Everything that the request holds or waits for."""
+        """Give back everything that the request holds or waits for."""
         self._preallocator.depreallocate(admission.engine_request_id)
         self._drop_places(admission, set(admission.asked))
         self._grant_pending()
 
     def give_back_place(self, admission: Admission, item_index: int) -> None:
-        """The request is done with this place."""
+        """Give back a place that the request is done with."""
         self._drop_places(admission, {item_index})
         self._grant_pending()
 
     def wake_with_unused_places(self) -> None:
-        """Those that wait, and hold space that only their next question gives back, are asked once more."""
+        """Wake waiting requests that hold space the KV cache has made unnecessary; their next question frees
+        it."""
         for admission in self._requests.waiting():
             needs = admission.needs_after(admission.asked_at)
             if self._unused_places(admission, {need.item_index for need in needs}):
                 self._requests.wake_request(admission)
 
     def fail_admission(self, admission: Admission, why: str) -> None:
-        """End the request with an error at the next step. It waits for no space any more."""
+        """End the request with an error at the next step, and stop waiting for space."""
         if self._requests.mark_failed(admission, why):
             self._preallocator.cancel_pending(admission.engine_request_id)
 
     # ---- the store's answers ---------------------------------------------------------------------
     def on_pin_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
-        """The store's answer to `pin_or_watch`."""
+        """Handle the store's reply to `pin_or_watch`."""
         match reply:
             case Pinned():
                 self.on_pinned(mm_hash, reply)
@@ -134,7 +135,7 @@ class ItemGrants:
                 self._fail_item(mm_hash, f"the cache store answered {reply.kind!r} to pin_or_watch")
 
     def on_pinned(self, mm_hash: str, pinned: Pinned | EntrySealed) -> None:
-        """The item is here, if its rows are those that the requests expect."""
+        """Take a pinned item if its rows are those that the requests expect."""
         num_embeds = pinned.descriptor.spec.shape[0]
         waiting = [self._requests[each] for each in self._pins.requests_of(mm_hash)]
         if any(place.num_embeds != num_embeds for each in waiting for place in each.places_of(mm_hash)):
@@ -146,11 +147,11 @@ class ItemGrants:
                 self._wake_if_ready(admission)
 
     def on_writer_lost(self, mm_hash: str) -> None:
-        """The encoder that was writing the item went away before the seal."""
+        """Handle the end of the encoder that was writing the item."""
         self._order_again(mm_hash, "writer_lost")
 
     def on_store_lost(self) -> None:
-        """The session ended, and with it every pin that no worker holds."""
+        """Handle the end of the store session, and of every pin that no worker holds."""
         for item in self._pins.lose_unloaded():
             self._fail_requests_of(item, "the cache store went away")
         self._grant_pending()
@@ -162,7 +163,7 @@ class ItemGrants:
             self._order_again(mm_hash, "absent")
 
     def _order_again(self, mm_hash: str, reason: NeedReason) -> None:
-        """No encoder makes this item: ask a gateway that still has the media."""
+        """Ask a gateway that still has the media to have the item encoded; no encoder is making it."""
         if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
             return  # no request needs it any more, or it came meanwhile
         for engine_request_id in self._pins.requests_of(mm_hash):
@@ -175,14 +176,14 @@ class ItemGrants:
         self._fail_item(mm_hash, "the item is not in the cache store and no gateway can order it")
 
     def _fail_item(self, mm_hash: str, why: str) -> None:
-        """Fail the requests that wait for the item. One that came meanwhile is not concerned."""
+        """Fail the requests that wait for the item; requests that came meanwhile are unaffected."""
         item = self._pins.lose_watched(mm_hash)
         if item is not None:
             self._fail_requests_of(item, why)
             self._grant_pending()
 
     def _fail_requests_of(self, item: EngineItem, why: str) -> None:
-        """`item` was dropped: its requests do not hold it any more."""
+        """Fail the requests of a dropped item, which no longer hold it."""
         for engine_request_id in item.needed_by:
             admission = self._requests[engine_request_id]
             self._requests.drop_item(admission, item.mm_hash)
@@ -191,7 +192,7 @@ class ItemGrants:
 
     # ---- granting --------------------------------------------------------------------------------
     def _grant_pending(self) -> None:
-        """Something was given back: which requests have space now?"""
+        """Grant space that was given back to the requests that now have room."""
         for engine_request_id, needs in self._preallocator.take_granted():
             admission = self._requests[engine_request_id]  # a request that waits for space lives
             self._grant_needs(admission, needs)
@@ -211,7 +212,7 @@ class ItemGrants:
                 self.fail_admission(admission, why)
 
     def _wake_if_ready(self, admission: Admission) -> None:
-        """A request that waits leaves the parking, or runs on, if there is enough to compute by now."""
+        """Wake a waiting request if it has enough to compute."""
         if not admission.granted:
             return
         readiness = self.readiness(admission, admission.asked_at)
@@ -222,12 +223,12 @@ class ItemGrants:
         return admission.is_local or self._pins.is_item_ready(feature.mm_hash)
 
     def _unused_places(self, admission: Admission, needed: set[int]) -> set[int]:
-        """Places that were asked for, and that the KV cache covers without that they were ever scheduled."""
+        """Places that were asked for and that the KV cache covers without their having been scheduled."""
         covered = admission.asked - needed
         return {each for each in covered if not self._cache.is_in_use(admission.engine_request_id, each)}
 
     def _drop_places(self, admission: Admission, item_indexes: set[int]) -> None:
-        """These places need no space. `_grant_pending` follows."""
+        """Drop places that need no space; `_grant_pending` follows."""
         for item_index in sorted(item_indexes):
             if self._requests.drop_place(admission, item_index):  # the item's last place
                 mm_hash = admission.features[item_index].mm_hash

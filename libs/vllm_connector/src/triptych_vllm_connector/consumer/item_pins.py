@@ -38,7 +38,7 @@ ALLOWED: dict[EngineItemState, frozenset[EngineItemState]] = {
 
 @dataclass
 class EngineItem:
-    """One item that requests were granted, and are not done with."""
+    """One item that requests were granted and still need."""
 
     mm_hash: str
     needed_by: dict[str, None] = field(default_factory=dict)  # engine request ids, first come first
@@ -49,7 +49,7 @@ class EngineItem:
 
 
 def move_item(item: EngineItem, to: EngineItemState) -> None:
-    """Move `item` to `to`. Nothing else assigns `item.state`.
+    """Move `item` to `to`; nothing else assigns `item.state`.
 
     Raises:
         IllegalTransitionError: `to` cannot follow its state.
@@ -59,7 +59,7 @@ def move_item(item: EngineItem, to: EngineItemState) -> None:
 
 
 class ItemPins:
-    """Owns the items; turns what requests need into commands to the store, and orders to the worker."""
+    """Owns the items; turns what requests need into store commands and load orders."""
 
     def __init__(self, link: PinLink, cache: EncoderCache) -> None:
         self._link = link
@@ -76,22 +76,22 @@ class ItemPins:
         return None if item is None else item.state
 
     def is_item_ready(self, mm_hash: str) -> bool:
-        """May a step that needs this item be scheduled?"""
+        """True if a step that needs this item may be scheduled."""
         return self.state_of(mm_hash) in (EngineItemState.PINNED, EngineItemState.RESIDENT)
 
     def requests_of(self, mm_hash: str) -> tuple[str, ...]:
-        """Engine request ids, in the order in which they came."""
+        """Engine request ids of the item, in order of arrival."""
         item = self._items.get(mm_hash)
         return tuple(item.needed_by) if item else ()
 
     def num_rows_of(self, mm_hash: str) -> int | None:
-        """Rows of the tensor, once it is known."""
+        """Number of the tensor's rows, once known."""
         item = self._items.get(mm_hash)
         return item.descriptor.spec.shape[0] if item is not None and item.descriptor is not None else None
 
     # ---- requests --------------------------------------------------------------------------------
     def acquire_item(self, mm_hash: str, engine_request_id: str) -> None:
-        """A request was granted the item."""
+        """Add a request that was granted the item."""
         item = self._items.get(mm_hash)
         if item is None:
             item = self._items[mm_hash] = EngineItem(mm_hash)
@@ -99,7 +99,7 @@ class ItemPins:
         item.needed_by[engine_request_id] = None
 
     def release_item(self, mm_hash: str, engine_request_id: str) -> None:
-        """A request is done with the item, which goes with the last one."""
+        """Remove a request that is done with the item; the last one ends it."""
         item = self._items.get(mm_hash)
         if item is None or engine_request_id not in item.needed_by:
             return
@@ -114,12 +114,12 @@ class ItemPins:
             )  # its gateway forgets the order: if no encoder writes, order again
 
     def note_order(self, mm_hash: str, engine_request_id: str) -> None:
-        """A gateway was asked for the item, in the name of this request."""
+        """Record that a gateway was asked for the item on behalf of this request."""
         self._items[mm_hash].ordered_by = engine_request_id
 
     # ---- the store -------------------------------------------------------------------------------
     def keep_pin(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
-        """The store pinned the item. False: it is not needed any more, the pin was given back."""
+        """Keep the store's pin; False if no request needs the item, and the pin was given back."""
         item = self._items.get(mm_hash)
         if item is None or item.state is not EngineItemState.WATCHING:
             self._link.unpin(pin_id)
@@ -129,7 +129,7 @@ class ItemPins:
         return True
 
     def refuse_pin(self, pin_id: int) -> None:
-        """Give back a pin of a tensor that cannot be used."""
+        """Give back the pin of an unusable tensor."""
         self._link.unpin(pin_id)
 
     def end_watch(self, mm_hash: str) -> None:
@@ -137,20 +137,21 @@ class ItemPins:
         self._link.unwatch(mm_hash)
 
     def ask_for_ordered(self) -> None:
-        """What a gateway was asked to order may be lost: if no encoder writes it, it is ordered again."""
+        """Ask the store again for items ordered from gateways: an order may be lost, and is repeated if no
+        encoder writes the item."""
         for item in self._items.values():
             if item.state is EngineItemState.WATCHING and item.ordered_by is not None:
                 self._link.pin_or_watch(item.mm_hash)
 
     def lose_watched(self, mm_hash: str) -> EngineItem | None:
-        """The item will not come: forget it, so that later requests ask anew. None: it is not awaited."""
+        """Forget an item that will not come, so that later requests ask anew; None if it was not awaited."""
         if self.state_of(mm_hash) is not EngineItemState.WATCHING:
             return None
         self._link.unwatch(mm_hash)
         return self._items.pop(mm_hash)
 
     def lose_unloaded(self) -> list[EngineItem]:
-        """The store is gone: forget every item that no worker holds, and name them."""
+        """Forget and return every item that no worker holds, because the store is gone."""
         lost = [item for item in self._items.values() if item.state is not EngineItemState.RESIDENT]
         for item in lost:
             del self._items[item.mm_hash]
@@ -158,7 +159,7 @@ class ItemPins:
 
     # ---- vLLM's encoder cache --------------------------------------------------------------------
     def order_load(self, mm_hash: str, traceparent: str | None) -> None:
-        """vLLM gave the item space in its cache: hand the pin to the worker.
+        """Hand the pin to the worker; vLLM has allocated cache space for the item.
 
         Raises:
             IllegalTransitionError: the item is not pinned.
@@ -170,12 +171,12 @@ class ItemPins:
         self._loads.append(LoadOrder(mm_hash, item.pin_id, item.descriptor, traceparent))
 
     def take_load_orders(self) -> list[LoadOrder]:
-        """The orders of this step."""
+        """Take the load orders of this step."""
         loads, self._loads = self._loads, []
         return loads
 
     def forget_views(self) -> None:
-        """vLLM emptied its encoder cache: the pins of the views end with them, and new ones are needed."""
+        """Ask for new pins, because vLLM emptied its encoder cache and the views' pins end."""
         for item in self._items.values():
             if item.state is EngineItemState.RESIDENT:
                 move_item(item, EngineItemState.WATCHING)
@@ -184,7 +185,7 @@ class ItemPins:
                 self._link.pin_or_watch(item.mm_hash)
 
     def _end_item(self, item: EngineItem) -> None:
-        """No request needs it any more."""
+        """End an item that no request needs any more."""
         if item.state is EngineItemState.WATCHING:
             self._link.unwatch(item.mm_hash)
         elif item.state is EngineItemState.PINNED and item.pin_id is not None:
@@ -194,7 +195,7 @@ class ItemPins:
             self._cache.evict_item(item.mm_hash)
 
     def _withdraw_load(self, mm_hash: str) -> None:
-        """A request that was scheduled and preempted in one pass: no worker will see the load."""
+        """Withdraw the load of a request that was scheduled and preempted in one pass."""
         for order in [order for order in self._loads if order.mm_hash == mm_hash]:
             self._loads.remove(order)
             self._link.unpin(order.pin_id)

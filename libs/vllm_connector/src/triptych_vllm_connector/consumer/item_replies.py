@@ -1,4 +1,4 @@
-"""Item replies: what prefill_decode sends about its requests' items, to their encoders and to gateways. Pure.
+"""Item replies: messages about requests' items to their encoders and gateways. Pure.
 
 The engine decides about an item when it admits the request, the encoder reports the item with its metadata,
 and either may come first. A `Preallocation` is sent when decision and metadata are both known, an `ItemAck`
@@ -36,7 +36,7 @@ NeedReason = Literal["absent", "writer_lost", "evicted"]
 
 @dataclass
 class _Job:
-    """A job, at an encoder that makes the item; and what was sent to that encoder."""
+    """A job of an encoder that makes the item, and the messages sent to that encoder."""
 
     job_id: str
     encoder: str
@@ -46,7 +46,7 @@ class _Job:
 
 @dataclass
 class _Reply:
-    """What is known of one (request, item)."""
+    """Decision, outcome and jobs of one (request, item)."""
 
     mm_hash: str
     # By job and encoder. Usually one; more after `EncodeNeeded`, and when a job was taken over: an encoder
@@ -59,7 +59,7 @@ class _Reply:
 
 
 class ItemReplies:
-    """Holds at most `capacity` items; the oldest are forgotten, which costs a message, never a tensor."""
+    """Holds up to `capacity` items; forgetting the oldest costs a message, never a tensor."""
 
     def __init__(
         self, instance: str, sender: MessageSender, requests: RequestTable, capacity: int = 16384
@@ -74,7 +74,7 @@ class ItemReplies:
         return len(self._replies)
 
     def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
-        """An encoder makes this item for these requesters: it gets what is decided already."""
+        """Record an encoder that makes this item for these requesters, and send it existing decisions."""
         for requester in metadata.requesters:
             if requester.prefill_decode == self._instance:
                 key = (requester.request_id, requester.item_index)
@@ -84,22 +84,22 @@ class ItemReplies:
                 self._send_news(key, reply, None)
 
     def grant_item(self, admission: Admission, feature: Feature) -> None:
-        """The item has space. An earlier ack is taken back: the item is needed again."""
+        """Record that the item has space; withdraws an earlier ack, since the item is needed again."""
         self._decide(admission, feature, Decision.GRANTED, "")
 
     def decline_item(self, admission: Admission, feature: Feature, reason: DeclineReason) -> None:
-        """The item is not to be sent. The latest decision counts."""
+        """Record that the item is not to be sent; the latest decision counts."""
         if not admission.is_local:
             self._decide(admission, feature, Decision.DECLINED, reason)
 
     def skip_item(self, admission: Admission, feature: Feature, reason: DeclineReason) -> None:
-        """The request does not need the item, for now or for ever: decline it, and free its encoder."""
+        """Decline an item that the request does not need, and release its encoder."""
         if not self._requests.has_sibling(admission):
             self.decline_item(admission, feature, reason)
             self.ack_item(admission, feature, Outcome.SKIPPED)
 
     def ack_item(self, admission: Admission, feature: Feature, outcome: Outcome) -> None:
-        """The request is done with the item. The first outcome counts."""
+        """Record that the request is done with the item; the first outcome counts."""
         if admission.is_local:
             return
         key = (admission.request_id, feature.media_index)
@@ -111,7 +111,7 @@ class ItemReplies:
         self._send_news(key, reply, admission.traceparent)
 
     def request_encode(self, admission: Admission, mm_hash: str, reason: NeedReason) -> None:
-        """To the request's gateway, if it has one: no encoder makes this item."""
+        """Ask the request's gateway, if any, for an encode of an item that no encoder makes."""
         if admission.gateway is None:
             return
         place = admission.places_of(mm_hash)[0]
@@ -148,7 +148,7 @@ class ItemReplies:
         return reply
 
     def _send_news(self, key: RequesterKey, reply: _Reply, traceparent: str | None) -> None:
-        """To each encoder of the item: what it does not know yet."""
+        """Send each encoder of the item what has changed for it."""
         for job in reply.jobs.values():
             decision, ack = self._decision_for(key, reply, job), self._ack_for(key, reply, job)
             if decision is not None and decision != job.sent_decision:

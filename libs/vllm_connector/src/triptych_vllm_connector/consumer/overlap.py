@@ -24,7 +24,7 @@ from enum import Enum, auto
 
 
 class Readiness(Enum):
-    """How far a request may run."""
+    """Extent to which a request may run in the next step."""
 
     WAITS = auto()  # not at all
     PART = auto()  # up to the first missing item
@@ -43,7 +43,7 @@ class PromptPlace:
 
 @dataclass(frozen=True)
 class OverlapPolicy:
-    """`min_tokens`: what a step is worth. `lookahead_tokens`: how far drafters read beyond a step's end."""
+    """`min_tokens` that justify a step, and `lookahead_tokens` that drafters read beyond a step's end."""
 
     is_on: bool = True
     min_tokens: int = 64

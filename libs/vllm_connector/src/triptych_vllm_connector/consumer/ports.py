@@ -6,7 +6,7 @@ from triptych_common.protocol.messages import Message
 
 
 class PinLink(Protocol):
-    """The store, as far as pins go. Nothing here blocks; answers reach the `Inbox` from another thread."""
+    """The store's commands about pins, which never block; replies come to the `Inbox` from other threads."""
 
     def pin_or_watch(self, mm_hash: str) -> None: ...
 
@@ -16,7 +16,7 @@ class PinLink(Protocol):
 
 
 class MessageSender(Protocol):
-    """The bus, as far as the consumer sends on it."""
+    """The bus, as far as the consumer publishes on it."""
 
     def send_to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None: ...
 
@@ -27,7 +27,7 @@ class EncoderCache(Protocol):
     """vLLM's encoder cache, as its manager keeps it."""
 
     def evict_item(self, mm_hash: str) -> None:
-        """Drop the item."""
+        """Drop the item from the cache."""
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        """Has vLLM scheduled the item at this place, so that it will report it as computed?"""
+        """True if vLLM has scheduled the item at this place and will report it as computed."""

@@ -1,4 +1,4 @@
-"""Preallocator, the policy: which requests get space in the encoder cache, before their tensors exist. Pure.
+"""Preallocator: decides which requests get space in the encoder cache, before their tensors exist. Pure.
 
     None --preallocate--> HELD --finalize_allocation--> ALLOCATED --> FREE
                             `------------------------------------------^
@@ -11,8 +11,8 @@ two requests that each held half of what the other needs would wait for ever. Fi
 large request is not overtaken.
 
 A request that is larger than the whole budget is served item by item, and alone: when no other request holds
-space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it
-runs with a part of its items: it holds KV blocks while it waits for space, and another request that held that
+space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it runs
+with a part of its items: it holds KV blocks while it waits for space, and another request that held that
 space could be waiting for its KV blocks.
 
 `sync` keeps a budget in rows; `async` is the same interface without a budget.
@@ -28,7 +28,7 @@ from triptych_common.domain.transitions import check_transition
 
 @dataclass(frozen=True)
 class Need:
-    """One item at one place of one request."""
+    """One place of one request, with its item."""
 
     mm_hash: str
     num_embeds: int  # rows
@@ -59,7 +59,7 @@ class ItemSpace:
 
 
 def move_space(space: ItemSpace, to: SpaceState) -> None:
-    """Move `space` to `to`. Nothing else assigns `space.state`.
+    """Move `space` to `to`; nothing else assigns `space.state`.
 
     Raises:
         IllegalTransitionError: `to` cannot follow its state.
@@ -69,7 +69,7 @@ def move_space(space: ItemSpace, to: SpaceState) -> None:
 
 
 class Preallocator:
-    """`budget_embeds` rows in all; None: without bound. An `engine_request_id` is vLLM's `request_id`."""
+    """Budget of `budget_embeds` rows (None: unlimited); `engine_request_id` is vLLM's `request_id`."""
 
     def __init__(self, budget_embeds: int | None) -> None:
         self._budget = budget_embeds
@@ -92,22 +92,22 @@ class Preallocator:
         return len(self._pending)
 
     def is_pending(self, engine_request_id: str) -> bool:
-        """Does the request queue up for space, for all of its items or for the rest of them?"""
+        """True if the request waits for space for some of its items."""
         return engine_request_id in self._pending
 
     def can_ever_hold(self, need: Need) -> bool:
         return self._budget is None or need.num_embeds <= self._budget
 
     def can_preallocate(self, needs: Sequence[Need]) -> bool:
-        """Is there space now for all of `needs`? Items that are held already cost nothing."""
+        """True if there is space now for all of `needs`; items already held cost nothing."""
         return len(self._fitting(needs)) == len(needs)
 
     def preallocate(self, engine_request_id: str, needs: Sequence[Need]) -> list[Need]:
-        """Grant what may be granted now; the request queues up for the rest.
+        """Grant what fits now, and queue the request for the rest.
 
-        A request that is pending already asks anew: `needs` replace what it waited for, its place is kept.
-        Returns the granted needs: all of them, or, for a request larger than the budget, a prefix;
-        or none, and `take_granted` names the request later.
+        A pending request keeps its place in the queue, and `needs` replace its earlier ones. Returns the
+        granted needs: all, a prefix (for a request larger than the budget), or none; `take_granted` names the
+        request later.
         """
         is_first = not self._pending or next(iter(self._pending)) == engine_request_id  # no request overtakes
         granted = self._grant(engine_request_id, needs) if is_first else []
@@ -120,13 +120,13 @@ class Preallocator:
         return granted
 
     def cancel_pending(self, engine_request_id: str) -> None:
-        """The request waits for no more space. What it holds it keeps."""
+        """Remove the request from the queue; it keeps what it holds."""
         self._pending.pop(engine_request_id, None)
 
     def take_granted(self) -> list[tuple[str, list[Need]]]:
-        """Requests at the head of the queue that fit by now, in order, with what each was granted.
+        """Requests at the head of the queue that fit now, in order, with their granted needs.
 
-        To be called whenever something was given back.
+        The caller calls it whenever something was given back.
         """
         out: list[tuple[str, list[Need]]] = []
         while self._pending:
@@ -142,7 +142,7 @@ class Preallocator:
         return out
 
     def finalize_allocation(self, mm_hash: str) -> None:
-        """vLLM scheduled the item: what was preallocated is an allocation now."""
+        """Turn the preallocation of an item that vLLM scheduled into an allocation."""
         space = self._spaces.get(mm_hash)
         if (
             space is not None and space.state is SpaceState.HELD
@@ -150,13 +150,13 @@ class Preallocator:
             move_space(space, SpaceState.ALLOCATED)
 
     def depreallocate(self, engine_request_id: str) -> None:
-        """The request is gone, or starts again: whatever it holds or waits for is free."""
+        """Free everything that the request holds or waits for, because it is gone or starts again."""
         self._pending.pop(engine_request_id, None)
         for space in list(self._spaces.values()):
             self.deallocate(engine_request_id, space.mm_hash)
 
     def deallocate(self, engine_request_id: str, mm_hash: str) -> None:
-        """The request is done with this item; its space is free when no other request holds it."""
+        """Free the item for this request; its space is free once no other request holds it."""
         space = self._spaces.get(mm_hash)
         if space is None:
             return
@@ -180,7 +180,7 @@ class Preallocator:
         return granted
 
     def _fitting(self, needs: Sequence[Need]) -> list[Need]:
-        """The longest prefix of `needs` that there is space for now."""
+        """Longest prefix of `needs` that has space now."""
         if self._budget is None:
             return list(needs)
         free, new = self._budget - self._used, set[str]()
@@ -194,7 +194,7 @@ class Preallocator:
         return list(needs)
 
     def _may_go_by_items(self, engine_request_id: str, needs: Sequence[Need]) -> bool:
-        """Larger than the budget, and no other request holds space."""
+        """True if the request exceeds the budget and no other request holds space."""
         size = sum({need.mm_hash: need.num_embeds for need in needs}.values())
         return (
             self._budget is not None
@@ -204,18 +204,18 @@ class Preallocator:
 
 
 class SyncPreallocator(Preallocator):
-    """With a budget: a request waits until there is space for it."""
+    """Preallocator with a budget: a request waits until there is space for it."""
 
 
 class AsyncPreallocator(Preallocator):
-    """Without a budget: every request is granted at once; the store's own limits are the only ones."""
+    """Preallocator without a budget: every request is granted at once, and only the store limits."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
 def make_preallocator(strategy: str, budget_embeds: int) -> Preallocator:
-    """`strategy` is `sync` or `async`.
+    """Preallocator of `strategy`, which is `sync` or `async`.
 
     Raises:
         ValueError: another strategy.

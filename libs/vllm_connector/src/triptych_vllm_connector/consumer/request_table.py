@@ -1,6 +1,6 @@
-"""Request table: the admission of each living request, which are to be woken, and which have failed.
+"""Request table: owns the admissions, the requests to wake, and those that failed.
 
-The only module that changes an `Admission`. It also records the spans of a request's waiting.
+No other module changes an `Admission`. It also records the spans of a request's waiting.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ LONGEST_WAIT_S = 24 * 3600.0  # whatever a client sends: timers have a limit
 
 
 class RequestTable:
-    """`encodes_request(request)`: does this instance encode it? `now_ns`: wall-clock time for spans."""
+    """`encodes_request(request)` is true for locally encoded requests; `now_ns` is wall-clock time."""
 
     def __init__(
         self, instance: str, encodes_request: Callable[[Any], bool], now_ns: Callable[[], int]
@@ -41,22 +41,22 @@ class RequestTable:
         return len(self._admissions)
 
     def __getitem__(self, engine_request_id: str) -> Admission:
-        """Of a request that lives, as each does that holds or awaits something."""
+        """Admission of a living request; every request that holds or awaits something is living."""
         return self._admissions[engine_request_id]
 
     def get(self, engine_request_id: str) -> Admission | None:
         return self._admissions.get(engine_request_id)
 
     def waiting(self) -> Iterator[Admission]:
-        """Those about which the last answer was no, and that were not woken since."""
+        """Admissions whose last answer was no and that were not woken since."""
         return (each for each in self._admissions.values() if each.is_waiting and not each.has_failed)
 
     def has_sibling(self, admission: Admission) -> bool:
-        """Does another engine request live that stands for the same request of the gateway (`n` > 1)?"""
+        """True if another living engine request stands for the same gateway request (`n` > 1)."""
         return bool(self._siblings.get(admission.request_id, set()) - {admission.engine_request_id})
 
     def remaining_s(self, request: Any) -> float | None:
-        """How long `request` (vLLM's) may wait from now; None: no valid time came with it, or it is local."""
+        """Seconds that `request` (vLLM's) may wait; None for local requests or without a valid value."""
         if self._encodes_request(request) or request.ec_transfer_params is None:
             return None
         if fault_of(request.mm_features, request.ec_transfer_params) is not None:
@@ -67,7 +67,7 @@ class RequestTable:
 
     # ---- first and last step ---------------------------------------------------------------------
     def open_request(self, request: Any) -> Admission:
-        """First sight of a request (vLLM's). One that cannot be served has failed."""
+        """Open the admission of a new request (vLLM's); one that cannot be served has failed."""
         admission, fault = self._admission_of(request)
         self._admissions[request.request_id] = admission
         self._siblings.setdefault(admission.request_id, set()).add(admission.engine_request_id)
@@ -76,7 +76,7 @@ class RequestTable:
         return admission
 
     def close_request(self, request: Any) -> Admission | None:
-        """`request` has ended. None: it was never opened (see `admission_of_unopened`)."""
+        """Close the admission of an ended request; None if it was never opened."""
         self._failed.discard(request.request_id)
         self._to_wake.pop(request.request_id, None)
         admission = self._admissions.pop(request.request_id, None)
@@ -88,18 +88,18 @@ class RequestTable:
         return admission
 
     def admission_of_unopened(self, request: Any) -> Admission:
-        """Of a request that ended before it was opened: its encoders wait for an ack all the same."""
+        """Admission of a request that ended before it was opened: its encoders still wait for acks."""
         return self._admission_of(request)[0]
 
     # ---- places ----------------------------------------------------------------------------------
     def ask_places(self, admission: Admission, item_indexes: set[int]) -> None:
-        """Space is asked for at these places, beside those that it was asked for before."""
+        """Record that space is asked for at these places, in addition to earlier ones."""
         if item_indexes - admission.asked and admission.state is AdmissionState.NEW:
             move_admission(admission, AdmissionState.QUEUED)
         admission.asked |= item_indexes
 
     def grant_place(self, admission: Admission, item_index: int) -> None:
-        """This place has space.
+        """Record that this place has space.
 
         Raises:
             IllegalTransitionError: the request asked for none.
@@ -115,7 +115,7 @@ class RequestTable:
             self._record_span("prefill.preallocate", admission, admission.first_seen_ns, {})
 
     def drop_place(self, admission: Admission, item_index: int) -> bool:
-        """This place is done with. True: it was the last one of its item that had space."""
+        """Drop a place; True if it was the last place with space of its item."""
         mm_hash = admission.features[item_index].mm_hash
         was_granted = item_index in admission.granted
         admission.asked.discard(item_index)
@@ -132,13 +132,13 @@ class RequestTable:
         return True
 
     def drop_item(self, admission: Admission, mm_hash: str) -> None:
-        """All places of the item are done with."""
+        """Drop all places of the item."""
         for feature in admission.places_of(mm_hash):
             self.drop_place(admission, feature.item_index)
 
     # ---- failing, waiting and waking -------------------------------------------------------------
     def mark_failed(self, admission: Admission, why: str) -> bool:
-        """End the request with an error at the next step; it is woken for that. False: it failed before."""
+        """End the request with an error at the next step, and wake it for that; False if it failed before."""
         if admission.has_failed:
             return False
         move_admission(admission, AdmissionState.FAILED)
@@ -151,26 +151,26 @@ class RequestTable:
         return True
 
     def note_answer(self, admission: Admission, readiness: Readiness, num_computed_tokens: int) -> None:
-        """vLLM has asked about the request, of which so many tokens are in the KV cache."""
+        """Record the answer to vLLM's question about the request."""
         admission.readiness = readiness
         admission.is_waiting = readiness is Readiness.WAITS
         admission.asked_at = num_computed_tokens
 
     def begin_whole(self, admission: Admission) -> None:
-        """From now on the request waits until all that it was granted is here."""
+        """Make the request wait until all that it was granted is here."""
         admission.begins_whole = True
 
     def note_preempted(self, admission: Admission) -> None:
-        """It starts again from nothing, and begins in part no more: each request gives way once at most."""
+        """Record a preemption; the request begins whole next time, so it gives way at most once."""
         admission.begins_whole = True
         admission.is_waiting = False
 
     def wake_request(self, admission: Admission) -> None:
-        """The request shall leave the parking."""
+        """Schedule the request to leave parking."""
         self._to_wake[admission.engine_request_id] = None
 
     def take_to_wake(self) -> list[str]:
-        """In the order in which they were woken."""
+        """Requests to wake, in the order they were woken."""
         to_wake, self._to_wake = self._to_wake, {}
         for engine_request_id in to_wake:
             self._admissions[engine_request_id].is_waiting = False
@@ -181,12 +181,12 @@ class RequestTable:
         return failed
 
     def note_parked(self, admission: Admission, step: int, num_missing: int) -> None:
-        """`step`: the engine's steps so far. `num_missing`: items that it waits for."""
+        """Record the start of a wait for `num_missing` items at the engine's step number `step`."""
         admission.parked_ns, admission.parked_at_step = self._now_ns(), step
         admission.num_missing = num_missing
 
     def waited_s(self, admission: Admission) -> float | None:
-        """Since it was parked or stalled; None: it is neither."""
+        """Seconds since the request was parked or stalled; None if it is neither."""
         return None if admission.parked_ns is None else max(0, self._now_ns() - admission.parked_ns) / 1e9
 
     def note_unparked(self, admission: Admission, step: int) -> None:
@@ -200,7 +200,7 @@ class RequestTable:
             admission.parked_ns = None
 
     def _admission_of(self, request: Any) -> tuple[Admission, str | None]:
-        """With the reason why it cannot be served, if there is one."""
+        """New admission of `request`, and the reason if it cannot be served."""
         is_local = self._encodes_request(request)
         fault = None if is_local else fault_of(request.mm_features, request.ec_transfer_params)
         params = request.ec_transfer_params if fault is None else None

@@ -37,7 +37,7 @@ _STATUS = Path("/proc/self/status")
 
 
 class Memory:
-    """This process's private memory."""
+    """Private memory of this process."""
 
     def __init__(self, num_bytes: int) -> None:
         """Limit it to `num_bytes` beyond what the process has now."""

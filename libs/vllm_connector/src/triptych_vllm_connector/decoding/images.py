@@ -1,4 +1,5 @@
-"""Which images Pillow decodes in the host, and how the others travel from a child. Imports no vLLM."""
+"""Selection of images that Pillow decodes in the host, and transport of the others from a child. Without
+vLLM."""
 
 from typing import Any
 

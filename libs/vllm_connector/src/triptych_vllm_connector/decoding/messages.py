@@ -17,11 +17,11 @@ AudioType = Literal["float32", "float64", "int64", "int32", "int16", "uint8"]
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, tag=True):
-    """Host -> child."""
+    """Host -> child: base class of requests."""
 
 
 class DecodeReply(msgspec.Struct, frozen=True, tag=True):
-    """Child -> host."""
+    """Child -> host: base class of replies."""
 
 
 ReplyType = TypeVar("ReplyType", bound=DecodeReply)
@@ -79,7 +79,7 @@ class OpenCapture(DecodeRequest, frozen=True):
 
 
 class GetProperty(DecodeRequest, frozen=True):
-    """DecodeReply: `Number`."""
+    """Read a property of the capture. DecodeReply: `Number`."""
 
     name: int
 
@@ -89,7 +89,7 @@ class Number(DecodeReply, frozen=True):
 
 
 class SetProperty(DecodeRequest, frozen=True):
-    """DecodeReply: `Flag`."""
+    """Set a property of the capture. DecodeReply: `Flag`."""
 
     name: int
     value: float

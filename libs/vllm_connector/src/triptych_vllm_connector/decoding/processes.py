@@ -50,7 +50,7 @@ class DecoderError(ValueError):
     """A decoder failed on the item's bytes. The text quotes the decoder: for the log."""
 
     def __init__(self, detail: str, code: int) -> None:
-        """`code`: libsndfile's, or 0."""
+        """`code` is libsndfile's error code, or 0."""
         super().__init__(detail)
         self.code = code
 
@@ -238,7 +238,7 @@ class Session:
 
 
 class DecodeProcesses:
-    """At most `bounds.num_processes` children. For any threads of one process."""
+    """Up to `bounds.num_processes` children, lent to any thread of one process."""
 
     def __init__(self, bounds: DecodingBounds) -> None:
         self.bounds = bounds

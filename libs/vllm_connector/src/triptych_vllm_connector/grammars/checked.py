@@ -25,7 +25,7 @@ PARAM = "structured_outputs"
 
 @asynccontextmanager
 async def compiled_first(engine: Any, *, timeout_s: float, memory_bytes: int) -> AsyncIterator[None]:
-    """Have `engine`, vLLM's `AsyncLLM`, take structured requests only if their grammar has been compiled."""
+    """Make `engine` (vLLM's `AsyncLLM`) take structured requests only once their grammar is compiled."""
     info = await asyncio.to_thread(_serialized_tokenizer, engine.vllm_config)
     leave_conversion_out()
     if info is None:
@@ -84,7 +84,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 def _serialized_tokenizer(vllm_config: Any) -> str | None:
-    """As EngineCore makes it; None for an engine that vLLM refuses structured outputs for."""
+    """Tokenizer facts as EngineCore makes them; None if vLLM refuses structured outputs for the engine."""
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     model_config = vllm_config.model_config
@@ -100,7 +100,7 @@ def _serialized_tokenizer(vllm_config: Any) -> str | None:
 
 
 class _ConvertedElsewhere:
-    """In the place of xgrammar's `Grammar`, where vLLM only wants to know whether a text is valid."""
+    """Replacement of xgrammar's `Grammar` where vLLM only checks that a text is valid."""
 
     @staticmethod
     def _accept(*_: Any, **__: Any) -> None: ...
@@ -109,7 +109,7 @@ class _ConvertedElsewhere:
 
 
 class _NotConverted:
-    """In the place of xgrammar's `Grammar`, where vLLM would put the converted text into a larger grammar."""
+    """Replacement of xgrammar's `Grammar` where vLLM would put the converted text into a larger grammar."""
 
     @staticmethod
     def from_lark(*_: Any, **__: Any) -> NoReturn:

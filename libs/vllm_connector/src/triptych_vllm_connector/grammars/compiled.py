@@ -54,7 +54,7 @@ class ReadGrammars:
 
 
 def use_slow_lane() -> None:
-    """Have vLLM's `StructuredOutputManager` handle grammars apart that the host has marked as slow."""
+    """Make vLLM's `StructuredOutputManager` handle grammars apart that the host has marked as slow."""
     from vllm.v1.structured_output import StructuredOutputManager as Manager
 
     grammar_init, create_grammar = Manager.grammar_init, Manager._create_grammar
@@ -83,7 +83,7 @@ def use_slow_lane() -> None:
 
 
 def _place_of(request: Any) -> list[Any] | None:
-    """None: the grammar is light."""
+    """Location of a slow grammar; None for a light one."""
     place: list[Any] | None = (request.sampling_params.extra_args or {}).get(SLOW_FIELD)
     return place
 

@@ -251,7 +251,7 @@ class GrammarCompiler:
 
 
 async def _wait_ready(control: socket.socket) -> None:
-    """Raises CompileServerError."""
+    """Wait until the server is ready; raises CompileServerError."""
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
             if await asyncio.get_running_loop().sock_recv(control, len(READY)) == READY:

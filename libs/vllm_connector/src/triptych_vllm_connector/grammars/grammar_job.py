@@ -40,5 +40,5 @@ class GrammarJob(NamedTuple):
 
 
 def _text_of(schema: Any) -> str:
-    """As vLLM's `get_structured_output_key` writes it."""
+    """Text of a schema, as vLLM's `get_structured_output_key` writes it."""
     return schema if isinstance(schema, str) else json.dumps(schema)

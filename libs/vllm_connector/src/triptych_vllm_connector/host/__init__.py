@@ -1,17 +1,15 @@
-"""In a service's own process, before and beside its engine. In the order of a start.
+"""Host code in a service's own process, before and beside its engine, in the order of a start.
 
 engine_options          vLLM's command-line options for each role, and which of them are refused
 kv_transfer             options, environment and announcement of instances that hand KV caches over
 namespace               the namespace digest: what must be equal for two engines to share tensors
-result_fields           which of vLLM's options count for the digest
-model_snapshot          which files a model is made of, for the digest
-model_facts             what an engine announces of its model: media that it takes, tokens that stand for them
-image_reader            local encode: the image formats that vLLM's own reader may open
+model_snapshot          files of a model, for the digest
+model_facts             facts of a model for the registry: media that it takes, their placeholder tokens
+image_reader            local encode: image formats that vLLM's own reader may open
 video_reader            from a video's bytes to its sampled frames, within bounds
-audio_reader            the audio formats that it may open, none of which it guesses
-engine_watchdog         tells an engine that hangs from one that is slow, and ends what waits for it
-platform                what this machine offers: a GPU, the store's region
+audio_reader            audio formats that vLLM's reader may open, none of which it guesses
+engine_watchdog         detects an engine that hangs, and ends what waits for it
+platform                this machine's GPU and store region
 budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget
-transport_capabilities  which transports the instance offers
-slab_watch              announces them again when the store restarts
+slab_watch              transports the instance offers, announced again when the store restarts
 """

@@ -1,6 +1,6 @@
 """Audio, read by vLLM's own reader from decoders in a child process (`decoding`), which can be ended.
 
-Which containers FFmpeg may open is named, it never guesses; which codecs it may decode is a list.
+FFmpeg never guesses the container, which is named; codecs that it may decode are listed.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ FORMATS = {"wav": "wav", "flac": "flac", "ogg": "ogg", "mp4": "mov", "webm": "ma
 
 
 def _demuxer_of(file: Any) -> str:
-    """FFmpeg's name of what the file begins like.
+    """FFmpeg's name of the file's format, by its first bytes.
 
     Raises:
         ValueError: it begins like none that is read here, or it is a path.
@@ -78,7 +78,7 @@ class RemoteSound(_Opened):
     """libsndfile's `SoundFile`, as vLLM's reader uses it."""
 
     def __init__(self, file: Any, processes: DecodeProcesses, error: Callable[[int], Exception]) -> None:
-        """`error`: makes libsndfile's exception of its code, for which vLLM may try another reader."""
+        """`error` makes libsndfile's exception from its code, for which vLLM may try another reader."""
         self._error = error
         try:
             super().__init__(file, processes)
@@ -90,7 +90,7 @@ class RemoteSound(_Opened):
         self.samplerate, self.frames, self.channels = sound.sample_rate, sound.num_frames, sound.num_channels
 
     def read(self, dtype: str, *, always_2d: bool) -> Any:
-        """All samples as float32."""
+        """Read all samples as float32."""
         try:
             samples = self.session.ask(messages.ReadSound(), messages.Samples)
         except DecoderError as failed:
@@ -121,7 +121,7 @@ class RemoteContainer(_Opened):
 
 
 class RemoteFrame:
-    """PyAV's frame of audio."""
+    """PyAV's audio frame, as vLLM's reader uses it."""
 
     def __init__(self, samples: Any) -> None:
         self._samples = samples
@@ -136,7 +136,7 @@ def _array(session: Session, shape: tuple[int, ...], dtype: Any, offset: int) ->
 
 
 class RemoteModule:
-    """The module `av` or `soundfile`, as vLLM's reader uses it, but for what opens a file."""
+    """The module `av` or `soundfile`, as vLLM's reader uses it, without what opens a file."""
 
     def __init__(self, module: ModuleType, **openers: Callable[[Any], Any]) -> None:
         self.module = module
@@ -147,10 +147,10 @@ class RemoteModule:
 
 
 def refusing(read: Callable[..., Any], leaves: Callable[[Exception], bool]) -> Callable[..., Any]:
-    """One of vLLM's readers, for which what decoders raise about a stranger's bytes is a ValueError.
+    """Wrap one of vLLM's readers so that decoders' errors about a caller's bytes are ValueErrors.
 
-    vLLM takes much of that for a fault of its own, and answers 500. `leaves`: what is raised as it is, as are
-    faults of the machine.
+    vLLM takes much of that for a fault of its own, and answers 500. Errors for which `leaves` is true, and
+    faults of the machine, are raised unchanged.
     """
 
     @wraps(read)
@@ -168,10 +168,10 @@ def refusing(read: Callable[..., Any], leaves: Callable[[Exception], bool]) -> C
 
 
 def read_audio_formats_only(processes: DecodeProcesses) -> None:
-    """From now on this process's vLLM opens audio of `FORMATS` alone, each as what it begins like.
+    """Make this process's vLLM open audio of `FORMATS` only, each as its first bytes say.
 
-    It decodes in `processes`. torchcodec is not used: it decodes in the process that has torch. What cannot
-    be read is a ValueError, which vLLM answers by 400.
+    It decodes in `processes`. torchcodec is not used: it decodes in the process that has torch. Unreadable
+    audio is a ValueError, which vLLM answers by 400.
 
     Raises:
         TypeError: vLLM reads audio by something else.
@@ -185,7 +185,7 @@ def read_audio_formats_only(processes: DecodeProcesses) -> None:
         raise TypeError("vLLM's reader of audio does not have PyAV and soundfile where they were")
 
     def is_for_pyav(error: Exception) -> bool:
-        """vLLM asks it for what libsndfile does not know."""
+        """True for an error after which vLLM tries PyAV."""
         return isinstance(error, soundfile.LibsndfileError) and error.code in audio._BAD_SF_CODES
 
     audio.AudioDecoder = None

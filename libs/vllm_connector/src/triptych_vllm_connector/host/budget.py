@@ -1,4 +1,4 @@
-"""How many rows of encoder output an engine holds, and the preallocator's budget of them.
+"""Rows of encoder output that an engine holds, and the preallocator's budget of them.
 
 All rows of one model have one size, so a bound in bytes is a bound in rows.
 """
@@ -31,7 +31,7 @@ def budget_embeds(config: ConnectorConfig, cache_embeds: int, model_config: Any)
     """Rows that may be held for requests at once, at least one.
 
     Args:
-        cache_embeds: rows of vLLM's encoder cache; counts where `config.budget_embeds` is not set.
+        cache_embeds: rows of vLLM's encoder cache; used if `config.budget_embeds` is not set.
     """
     rows = config.budget_embeds or cache_embeds
     if config.budget_num_bytes is not None:

@@ -1,4 +1,4 @@
-"""Images: which of them Pillow decodes in a child process, and what vLLM's own reader may open."""
+"""Images: those that Pillow decodes in a child process, and the formats that vLLM's own reader may open."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from triptych_vllm_connector.decoding.processes import DecodeProcesses, MediaRef
 def decoded_apart(opened: Image.Image, media: bytes, processes: DecodeProcesses) -> Image.Image | None:
     """Decode in a child process what a thread of this one should not; `opened` from `media`, not yet loaded.
 
-    Returns None where this process may decode it: what most images are. Else it is upright and loaded.
+    Returns None if this process may decode it, which is true for most images; else it is upright and loaded.
 
     Raises:
         MediaRefusedError: its compression is not decoded here, or takes too much time or memory.
@@ -43,7 +43,7 @@ def decoded_apart(opened: Image.Image, media: bytes, processes: DecodeProcesses)
 
 
 def read_image_formats_only(formats: Sequence[str], processes: DecodeProcesses) -> None:
-    """From now on this process's vLLM opens images of these formats alone, by Pillow's names, in this order.
+    """Make this process's vLLM open images of these formats only, by Pillow's names, in this order.
 
     vLLM would try every still-image decoder that Pillow has, and in another order than the gateway.
 

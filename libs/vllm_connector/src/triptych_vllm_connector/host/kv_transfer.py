@@ -1,9 +1,9 @@
-"""KV caches between instances: vLLM's options and environment for one that prefills, or one that decodes.
+"""KV transfer between instances: vLLM's options and environment for prefill and for decode.
 
-    prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
+prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
 
-vLLM's NIXL connector moves them. An instance that prefills listens on its side channel, where those that
-decode ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.
+vLLM's NIXL connector moves the caches. A prefill instance listens on its side channel, where decode instances
+ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ OPTION = "--kv-transfer-config"
 LEASE = "kv_lease_duration"  # of the connector's options
 LAST_PORT = 32_767  # above, as a rule, are those that the system gives to connections
 CPU_BLOCK_SIZE = 32
-"""Tokens; vLLM has 128 for a CPU. What is behind a prompt's last whole block is in no prefix cache."""
+"""Tokens of a KV block; vLLM's default on CPUs is 128, and the rest behind the last whole block is never
+cached."""
 KV_ROLES: Mapping[Role, Literal["kv_producer", "kv_consumer"]] = {
     Role.PREFILL: "kv_producer",
     Role.ENCODE_PREFILL: "kv_producer",
@@ -35,14 +36,14 @@ KV_ROLES: Mapping[Role, Literal["kv_producer", "kv_consumer"]] = {
 
 
 def is_handing_over(role: Role) -> bool:
-    """Whether instances of this role hand KV caches over, or take them."""
+    """True if instances of this role hand KV caches over, or take them."""
     return role in KV_ROLES
 
 
 def kv_transfer_config(
     role: Role, lease_s: int, connector_options: Mapping[str, Any], on_gpu: bool
 ) -> dict[str, Any]:
-    """Fields of vLLM's `KVTransferConfig`. `connector_options`: of the connector; they win.
+    """Fields of vLLM's `KVTransferConfig`; `connector_options` override the connector's defaults.
 
     Raises:
         UnsupportedOptionError: they set the lease.
@@ -64,13 +65,13 @@ def kv_transfer_config(
 
 
 def kv_transfer_options(config: Mapping[str, Any], on_gpu: bool) -> list[str]:
-    """vLLM's command-line options for it."""
+    """vLLM's command-line options for this KV transfer configuration."""
     option = f"{OPTION}={orjson.dumps(config).decode()}"
     return [option] if on_gpu else [option, f"--block-size={CPU_BLOCK_SIZE}"]
 
 
 def check_kv_transfer(parsed: Any, wanted: Mapping[str, Any], role: Role) -> None:
-    """`parsed`: vLLM's `kv_transfer_config`, of all options together.
+    """Check vLLM's parsed `kv_transfer_config` against the wanted one.
 
     Raises:
         UnsupportedOptionError: the options that were passed through have one of their own.
@@ -83,7 +84,7 @@ def check_kv_transfer(parsed: Any, wanted: Mapping[str, Any], role: Role) -> Non
 
 
 def kv_environment(host: str, port: int, on_gpu: bool, known: Container[str]) -> dict[str, str]:
-    """For the engine's processes, before they start.
+    """Environment of the engine's processes, set before they start.
 
     Args:
         host: an address or a name of this machine, at which others reach the side channel.
@@ -98,7 +99,7 @@ def kv_environment(host: str, port: int, on_gpu: bool, known: Container[str]) ->
 
 
 def address_of(host: str) -> str:
-    """`host` as a number: the side channel binds to no name."""
+    """Numeric address of `host`: the side channel binds to no name."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
@@ -130,7 +131,7 @@ def side_channel_host(host: str, announced: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """As an address, or as it is always named."""
+    """True for a loopback address, or the name `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -153,7 +154,7 @@ def free_port(host: str) -> int:
 def announced_kv_transfer(
     vllm_config: Any, namespace_digest: str, lease_s: int, rendering: Sequence[object] = ()
 ) -> KvTransfer:
-    """What the instance's record says.
+    """KV transfer as the instance's registry record announces it.
 
     Args:
         rendering: what prompts are made with, beside the model's own files.

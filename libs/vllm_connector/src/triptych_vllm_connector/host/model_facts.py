@@ -1,4 +1,4 @@
-"""What an engine announces of its model: which media it takes, and which tokens stand for them."""
+"""Facts of a model that its engine announces: media that it takes, and their placeholder tokens."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ MAX_PLACEHOLDER_TOKENS = 64
 
 
 def item_limits(processor: Any) -> dict[Modality, int]:
-    """Items of a request that the engine takes raw, by modality. `processor`: vLLM's for media."""
+    """Number of raw items that a request may have, by modality; `processor` is vLLM's for media."""
     limits = processor.info.allowed_mm_limits
     return {each: limits[each] for each in Modality if limits.get(each, 0) > 0}
 
 
 def placeholder_text(processor: Any, modality: str) -> str:
-    """The text of a prompt with one item."""
+    """Text of a prompt with one item of the modality."""
     text: str = processor.dummy_inputs.get_dummy_text({modality: 1})
     return text
 
 
 def placeholder_tokens(processor: Any, tokenizer: Any) -> tuple[str, ...]:
-    """What stands for items in a prompt, or around them: no text of a caller may hold it.
+    """Texts that stand for items or enclose them, which no caller's text may contain.
 
-    Special tokens; or the whole text, where it is none, and vLLM looks for it as text. `processor`: None for
-    a model of text alone.
+    They are special tokens, or the whole text where it is none and vLLM searches for it as text. `processor`
+    is None for a text-only model.
     """
     if processor is None:
         return ()

@@ -1,4 +1,4 @@
-"""Which files a model is made of: the digest of a local folder's, or the commit of a hub model."""
+"""Files of a model: the digest of a local folder, or the commit of a hub model."""
 
 import re
 from pathlib import Path
@@ -27,11 +27,11 @@ _HUB_FOLDER = re.compile(r"models--(?P<model>.+)/snapshots/(?P<commit>[0-9a-f]{4
 
 
 class UnresolvedModelError(TriptychError):
-    """A hub model whose commit is not known: equal names do not mean equal weights."""
+    """The commit of a hub model is unknown, and equal names do not mean equal weights."""
 
 
 def snapshot_parts(model: str, commit: str | None, *, runs_its_code: bool) -> dict[str, str]:
-    """What names the files of `model`, for a digest.
+    """Identity of the model's files, as parts of a digest.
 
     Args:
         model: a folder, a file, or a hub name.
@@ -64,7 +64,7 @@ def _hub_parts(model: str, commit: str) -> dict[str, str]:
 
 
 def file_digest(path: Path) -> str:
-    """By content: a copy elsewhere has the same digest."""
+    """Digest of a file's content, equal for copies of it."""
     size = path.stat().st_size
     hasher = blake3(str(size).encode())
     if size <= _WHOLE_FILE_BYTES:

@@ -1,11 +1,11 @@
-"""Namespace digest: what must be equal for one engine's embeddings to be another's.
+"""Namespace digest: everything that must be equal for one engine's embeddings to be valid in another.
 
 Weights, configuration, processor, dtype, vLLM's version, and the form of items' records. Engines announce it
 when they register; the gateway folds it into every mm_hash and pairs only engines that agree.
 
 It is made of what vLLM understood, not of what was written: vLLM's own parser reads the options, vLLM's
-`ModelConfig` resolves the model, and of both only what changes an encoder's output counts
-(`result_fields`). No engine is started and no GPU is used.
+`ModelConfig` resolves the model, and of both only what changes an encoder's output counts (`RESULT_FIELDS`).
+No engine is started and no GPU is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,61 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.hashing import namespace_digest
 from triptych_common.protocol.item_record import RECORD_VERSION
 from triptych_vllm_connector.host.model_snapshot import file_digest, snapshot_parts
-from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
+
+# Fields of vLLM's `AsyncEngineArgs` that change an encoder's output: engines that differ in one never share a
+# tensor. What belongs to one role, to its sizes or to its speed does not count.
+# `tests/unit/vllm_connector/host/test_namespace.py` fails for a field that neither list names.
+IDENTITY_FIELDS = frozenset(
+    {
+        "model",
+        "model_weights",  # where object storage has the weights
+        "revision",
+        "code_revision",
+        "hf_config_path",
+        "config_format",
+        "hf_overrides",
+        "trust_remote_code",  # whose code builds the model and its processor
+        "model_impl",
+        "model_class_overrides",
+    }
+)
+"""Fields that identify the model: its files, its configuration, its code."""
+
+NUMERIC_FIELDS = frozenset(
+    {
+        "dtype",
+        "quantization",
+        "quantization_config",
+        "load_format",
+        "model_loader_extra_config",
+        "ignore_patterns",  # which files of weights are left out
+        "mm_encoder_attn_backend",
+        "mm_encoder_attn_dtype",
+        "mm_encoder_fp8_scale_path",  # its content counts
+        "enable_tower_connector_lora",
+        "default_mm_loras",  # with `enable_tower_connector_lora` only
+    }
+)
+"""Fields that change how it computes. Parallelism and kernels change the rounding as the kind of hardware
+does; only the encoder's attention backend is named here, since its operator named it."""
+
+MEDIA_FIELDS = frozenset(
+    {
+        "media_io_kwargs",
+        "mm_processor_kwargs",  # but `device`: where it runs, which only an encoder may choose
+        "mm_device_do_normalize",
+        "video_pruning_rate",
+        "video_pruning_method",
+    }
+)
+"""Fields that change the media before the encoder sees them."""
+
+RESULT_FIELDS = IDENTITY_FIELDS | NUMERIC_FIELDS | MEDIA_FIELDS
+
+ACCESS_FIELDS = frozenset({"hf_token", "download_dir", "allow_deprecated_quantization"})
+"""Fields needed to read the configuration, which they do not change."""
+
+SEED_FIELD = "seed"  # counts where weights are made up (`load_format` "dummy")
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig
@@ -86,8 +140,9 @@ def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
 
 
 def digest_of_engine(vllm_config: "VllmConfig") -> str:
-    """The same of an engine that a user has started, from its own configuration. Not equal to the above:
-    vLLM has completed the configuration by then.
+    """Digest of an engine that a user has started, from its own configuration.
+
+    Not equal to `digest_of_model`: vLLM has completed the configuration by then.
 
     Raises:
         UnsupportedVLLMError: another version of vLLM.
@@ -106,7 +161,7 @@ def digest_of_engine(vllm_config: "VllmConfig") -> str:
 
 
 def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
-    """What vLLM reads in `options`: every spelling, short names, dotted keys, `--config` files.
+    """Parse options as vLLM does: every spelling, short names, dotted keys, `--config` files.
 
     Raises:
         EngineOptionsError: vLLM refuses them; its parser has printed the reason.
@@ -125,7 +180,7 @@ def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
 
 
 def _model_config(args: "AsyncEngineArgs") -> "ModelConfig":
-    """vLLM's view of the model. Fields that count for nothing have their defaults: they cannot get in."""
+    """vLLM's `ModelConfig`, with defaults for fields that must not count."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     counted = {name: getattr(args, name) for name in RESULT_FIELDS | ACCESS_FIELDS}

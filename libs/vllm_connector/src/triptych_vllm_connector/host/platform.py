@@ -1,4 +1,4 @@
-"""What this machine offers to one engine: a GPU, and the store's region."""
+"""Resources of this machine for one engine: a GPU, and the store's region."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ REGION_CHECK_TIMEOUT_S = 5.0
 
 
 def has_gpu() -> bool:
-    """Whether vLLM will use an NVIDIA GPU: torch was built for CUDA, and sees a device."""
+    """True if vLLM will use an NVIDIA GPU: torch was built for CUDA, and sees a device."""
     return torch.version.cuda is not None and torch.cuda.is_available()
 
 
 def may_use_slab(engine_args: Sequence[str]) -> bool:
-    """Whether the engine's worker is to probe the store's memory on its GPU; makes no CUDA context.
+    """True if the engine's worker should probe the store's GPU memory; makes no CUDA context.
 
-    Not without a GPU, and not for an engine that is spread over several.
+    False without a GPU, and for an engine that is spread over several.
     """
     parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
     return has_gpu() and all(option_value(engine_args, name, "1") == "1" for name in parallel)
@@ -33,14 +33,14 @@ def may_use_slab(engine_args: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class FoundStore:
-    """What one look at the store of this machine has found."""
+    """Result of one look at this machine's store."""
 
     store: str | None = None  # its name; None: it could not be asked
     has_region: bool = False  # this process can map its region
 
 
 def probe_store(socket: Path, instance: str) -> FoundStore:
-    """Look at the store at `socket`. Blocks, at most for seconds."""
+    """Look at the store at `socket`. Blocks for seconds at most."""
     store: str | None = None
     try:
         session = StoreSession.connect(socket, f"{instance}/probe", timeout_s=REGION_CHECK_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Announces transport capabilities again when the store restarts. In the host.
+"""Announces the host's transport capabilities, and again when the store restarts.
 
 `cuda_ipc` is announced for one start of one store, after the worker has mapped that store's slab and copied
-from it. When the store was restarted the worker probes again; until then no producer uses the new slab,
-because what was announced is of the old one. Where the slab failed, it is probed again from time to time.
+from it. After a restart of the store the worker probes again; until then no producer uses the new slab,
+because the announcement is of the old one. A slab that failed is probed again periodically.
 """
 
 import asyncio
@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from triptych_common.coordination import Registration
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, TriptychError
 from triptych_common.domain.transports import TransportCapabilities
+from triptych_common.protocol.messages import Transport
 from triptych_common.protocol.store import Welcome
 from triptych_common.store_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, TransportSetting
-from triptych_vllm_connector.host.transport_capabilities import TransportError, announced_capabilities
 from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, NO_GPU, SlabProbeResult
 
 log = get_logger(__name__)
 
+BEST_FIRST = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
 ProbeSlab = Callable[[], Awaitable[dict[str, Any]]]
 """EngineCore's `triptych_probe_slab`: fields of a `SlabProbeResult`."""
 
@@ -33,8 +34,35 @@ FIRST_REPROBE_S = 30.0  # of a slab that failed; then twice as long each time
 LONGEST_REPROBE_S = 300.0
 
 
+class TransportError(TriptychError):
+    """The configured transport cannot be used here."""
+
+
+def announced_capabilities(
+    setting: TransportSetting, *, slab: SlabProbeResult, has_region: bool
+) -> TransportCapabilities:
+    """Transports that this instance offers.
+
+    `slab` is the worker's probe; `has_region` is true if the store's region can be mapped here.
+
+    Raises:
+        TransportError: `setting` asks for what this machine does not have.
+    """
+    possible = {
+        Transport.CUDA_IPC: slab.usable_generation is not None,
+        Transport.PINNED_SHM: has_region,
+        Transport.REDIS: True,
+    }
+    asked_for = BEST_FIRST if setting == "auto" else (Transport(setting),)
+    transports = tuple(each for each in asked_for if possible[each])
+    if not transports:
+        lacking = slab.failure if setting == "cuda_ipc" else "the region cannot be mapped"
+        raise TransportError(f"transport {setting} cannot be used here: {lacking}")
+    return TransportCapabilities(transports, slab.device, slab.usable_generation)
+
+
 class StoreChanges:
-    """What has become of a session with the store."""
+    """Changes of a store session: a restart, or its end."""
 
     def __init__(self) -> None:
         self.happened = asyncio.Event()
@@ -49,7 +77,7 @@ class StoreChanges:
 
 
 class SlabProber:
-    """Has the worker probe the slab of the store that this session knows. `result` is of the last probe."""
+    """Asks the worker to probe the slab of this session's store; `result` is of the last probe."""
 
     def __init__(self, session: AsyncStoreSession, probe_slab: ProbeSlab, changes: StoreChanges) -> None:
         self._session = session
@@ -59,16 +87,16 @@ class SlabProber:
 
     @property
     def is_over(self) -> bool:
-        """The session has ended: nothing can change any more."""
+        """True if the session has ended and nothing can change any more."""
         return self._changes.is_over
 
     @property
     def failure(self) -> str | None:
-        """Why the slab that the store has cannot be used; None: it can, or there is none."""
+        """Reason why the store's slab cannot be used; None if it can, or there is none."""
         return None if self._session.welcome.slab is None else self.result.failure
 
     async def wait_for_change(self, timeout_s: float | None) -> bool:
-        """Whether the store changed within `timeout_s`. None: waits for ever."""
+        """True if the store changed within `timeout_s`; None waits for ever."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changes.happened.wait()
@@ -78,7 +106,7 @@ class SlabProber:
         return True
 
     async def probe(self) -> None:
-        """Once; a probe that fails is a result."""
+        """Probe once; a failure is a result."""
         before = self.result
         try:
             async with asyncio.timeout(PROBE_LIMIT_S):
@@ -97,7 +125,7 @@ class SlabProber:
             log.info("cuda_ipc can be used", device=self.result.device)
 
     async def _probe_this_store(self) -> SlabProbeResult:
-        """The worker's result, of the store as we know it: its own session may come back later than ours."""
+        """Result for the store as this session knows it: the worker's own session may reconnect later."""
         while not self.is_over:
             result = SlabProbeResult(**await self._probe_slab())
             if result.generation == self._session.welcome.generation:
@@ -107,10 +135,10 @@ class SlabProber:
 
 
 class SlabWatch:
-    """`own` is what the instance offers now; `run` publishes its changes."""
+    """`own` is the instance's current offer; `run` publishes its changes."""
 
     def __init__(self, setting: TransportSetting, has_region: bool, prober: SlabProber | None) -> None:
-        """`prober`, which has probed once; None: this engine has no GPU of its own, or does not use it.
+        """`prober` has probed once; None if this engine has no GPU of its own, or does not use it.
 
         Raises:
             TransportError: `setting` asks for what cannot be had here.
@@ -131,7 +159,7 @@ class SlabWatch:
         has_region: bool,
         probe_slab: ProbeSlab | None,
     ) -> "AsyncIterator[SlabWatch]":
-        """`probe_slab` None: the engine has no GPU of its own.
+        """Open a watch; `probe_slab` is None if the engine has no GPU of its own.
 
         Raises:
             TransportError: `setting` asks for what cannot be had here.
@@ -153,7 +181,7 @@ class SlabWatch:
             yield cls(setting, has_region, prober)
 
     def fields(self) -> dict[str, Any]:
-        """Of the instance's record."""
+        """Fields of the instance's registry record."""
         return {
             "transports": self.own.transports,
             "device": self.own.device,
@@ -162,7 +190,7 @@ class SlabWatch:
         }
 
     async def run(self, registration: Registration) -> None:
-        """Until cancelled, or nothing can change any more."""
+        """Publish changes until cancelled, or until nothing can change any more."""
         reprobe_s, prober = FIRST_REPROBE_S, self._prober
         while prober is not None and not prober.is_over:
             before = self.fields()

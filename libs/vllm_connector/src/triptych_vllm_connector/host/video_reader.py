@@ -1,8 +1,8 @@
-"""From a video's bytes to its sampled frames: vLLM's own loaders, on a decoder that can be ended.
+"""Video decoding with vLLM's own loaders, on a decoder that can be ended.
 
-Which frames are taken depends on the model, and vLLM knows it. It looks for the video's end, chooses frames,
-and decodes all of them up to the last one. What the file says of itself is looked at before; then the chosen
-frames are counted. OpenCV runs in a child process (`decoding`): vLLM's loaders call a `RemoteCapture`.
+vLLM knows which frames a model takes. It looks for the video's end, chooses frames, and decodes all up to the
+last one. The file's own facts are checked before; then the chosen frames are counted. OpenCV runs in a child
+process (`decoding`): vLLM's loaders call a `RemoteCapture`.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ _open_video_capture = opencv.OpenCVVideoBackendMixin.open_video_capture
 
 
 class VideoRefusedError(MediaRefusedError):
-    """No video that is decoded here, or one beyond the bounds. Its text is shown to the caller."""
+    """The video is of a kind not decoded here, or beyond the bounds. The text is shown to the caller."""
 
 
 class RemoteCapture:
@@ -138,12 +138,12 @@ class _BoundedLoader:
 
 
 def _num_pixels(cap: Any) -> int:
-    """Of a frame."""
+    """Number of pixels of a frame."""
     return int(cap.get(cv2.CAP_PROP_FRAME_WIDTH)) * int(cap.get(cv2.CAP_PROP_FRAME_HEIGHT))
 
 
 def _check_file(cap: RemoteCapture, bounds: VideoBounds) -> None:
-    """By what the file says of itself: nothing is decoded."""
+    """Check the facts in the file's headers; decodes nothing."""
     num_pixels, num_frames = _num_pixels(cap), int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
     fps = cap.get(cv2.CAP_PROP_FPS)
     if num_frames < 1:
@@ -167,7 +167,7 @@ def _decoding_with(capture: RemoteCapture) -> Iterator[None]:
 
 
 def load_video(reader: VideoMediaIO, media: bytes, bounds: VideoBounds, processes: DecodeProcesses) -> Any:
-    """Frames and their times, as `reader` makes them. Blocks.
+    """Decode frames and their times, as `reader` makes them. Blocks.
 
     Raises:
         MediaRefusedError: as it says.
@@ -189,9 +189,9 @@ def load_video(reader: VideoMediaIO, media: bytes, bounds: VideoBounds, processe
 
 
 def read_videos_within(bounds: VideoBounds, processes: DecodeProcesses) -> None:
-    """From now on this process's vLLM decodes videos by `load_video` alone.
+    """Make this process's vLLM decode videos by `load_video` only.
 
-    Nothing else of it that looks like a video is read: sequences of JPEGs have no file that could be checked.
+    Sequences of JPEGs, which vLLM also reads as videos, are refused: they have no file that could be checked.
     """
 
     def load_bytes(reader: VideoMediaIO, media: bytes) -> Any:

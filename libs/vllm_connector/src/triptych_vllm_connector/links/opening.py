@@ -1,5 +1,7 @@
-"""The consumer with its links to store and bus, as an engine opens it. Without vLLM."""
+"""Opens the consumer with its links to store and bus. Without vLLM."""
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -7,7 +9,7 @@ from triptych_common.bus import ThreadedBus
 from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncoderCacheMetadata
+from triptych_common.protocol.messages import EncoderCacheMetadata, Message
 from triptych_common.protocol.names import OWNER_GROUP, StreamNames
 from triptych_common.protocol.store import Descriptor, EntrySealed, StoreReply, WriterLost
 from triptych_common.store_session import StoreSession
@@ -17,8 +19,6 @@ from triptych_vllm_connector.consumer.consumer import BusChanged, Consumer, Inbo
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.alarm import Alarm
-from triptych_vllm_connector.links.message_sender import BusMessageSender
 from triptych_vllm_connector.links.readable_pins import ReadablePins
 from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.readable import Readable
@@ -27,8 +27,70 @@ from triptych_vllm_connector.slab_probe import UsableSlab
 log = get_logger(__name__)
 
 
+class BusMessageSender:
+    """`MessageSender` over a `ThreadedBus`, whose thread publishes queued messages."""
+
+    def __init__(self, bus: ThreadedBus, names: StreamNames) -> None:
+        self._bus = bus
+        self._names = names
+
+    def send_to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
+        stream = (
+            self._names.acks(encoder) if message.TYPE == "ItemAck" else self._names.preallocations(encoder)
+        )
+        self._bus.publish(stream, message, traceparent=traceparent)
+
+    def send_to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
+        self._bus.publish(self._names.encode_results(gateway), message, traceparent=traceparent)
+
+
+class Alarm:
+    """Timer thread that wakes the engine's thread, which blocks on its input without a timeout.
+
+    The earliest time that was set counts; after a call nothing is set.
+    """
+
+    def __init__(self, on_time: Callable[[], None]) -> None:
+        """`on_time` is called on the alarm's thread, possibly for a time that no longer matters."""
+        self._on_time = on_time
+        self._changed = threading.Condition()
+        self._when: float | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="triptych-alarm", daemon=True)
+        self._thread.start()
+
+    def set(self, when: float) -> None:
+        """Call `on_time` at `when` (monotonic seconds), unless an earlier time is set."""
+        with self._changed:
+            if self._when is None or when < self._when:
+                self._when = when
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Stop the thread; `on_time` is not called afterwards."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        while self._wait():
+            self._on_time()
+
+    def _wait(self) -> bool:
+        """Block until the set time; False if closed."""
+        with self._changed:
+            while not self._is_closed:
+                remaining_s = None if self._when is None else self._when - time.monotonic()
+                if remaining_s is not None and remaining_s <= 0:
+                    self._when = None
+                    return True
+                self._changed.wait(remaining_s)
+            return False
+
+
 class Closer(Protocol):
-    """What must be closed in the end."""
+    """A link that is closed at the end."""
 
     def close(self) -> None: ...
 
@@ -41,7 +103,7 @@ def open_consumer(
     encodes_request: Callable[[Any], bool] = encodes_no_request,
     slab: UsableSlab | None = None,
 ) -> tuple[Consumer, tuple[Closer, ...]]:
-    """Connect to the store and the bus.
+    """Connect the consumer to the store and the bus.
 
     Args:
         num_ranks: tensor-parallel workers, each of which ends every pin.
@@ -85,7 +147,10 @@ def open_consumer(
 def open_pins(
     config: ConnectorConfig, num_ranks: int, inbox: Inbox, can_read: Callable[[Descriptor], bool]
 ) -> ReadablePins:
-    """What the store sends goes through the check; it sends nothing before the check asks for a pin."""
+    """Open the store session; its replies and pushes pass the readability check.
+
+    The store sends nothing before the check asks for a pin.
+    """
 
     def on_push(push: EntrySealed | WriterLost) -> None:
         pins.on_store_push(push)

@@ -1,8 +1,8 @@
-"""A pin counts only if its bytes can be read from here: checked before a request is scheduled with it.
+"""Checks that a pinned entry can be read from here, before a request is scheduled with it.
 
-An entry may lie in the memory of a GPU that this instance does not have, or its bytes in Redis may be gone.
-Then it is given back and evicted, and asked for again: the encoder that makes it anew knows this instance's
-transports. What can be checked only over the network is checked in a thread.
+An entry may lie in the memory of a GPU that this instance does not have, or its bytes may be gone from Redis.
+Then it is given back, evicted and asked for again: the encoder that makes it anew knows this instance's
+transports. Checks that need the network run in a thread.
 """
 
 import functools
@@ -24,7 +24,7 @@ Deliver = Callable[[], None]
 
 
 class EvictingPinLink(PinLink, Protocol):
-    """The store's end."""
+    """The session with the store, which can also evict entries."""
 
     def evict_entry(self, mm_hash: str) -> None: ...
 
@@ -32,9 +32,10 @@ class EvictingPinLink(PinLink, Protocol):
 
 
 class ReadablePins:
-    """`PinLink` in front of another, whose replies and pushes come to `on_store_reply` and `on_store_push`.
+    """`PinLink` in front of another link, whose replies and pushes come to `on_store_reply` and
+    `on_store_push`.
 
-    `can_read` may block, and raises TriptychError when it cannot find out.
+    `can_read` may block, and raises TriptychError if it cannot find out.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ReadablePins:
 
     # ---- the store's side ------------------------------------------------------------------------
     def on_store_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
-        """On the session's thread."""
+        """Handle a reply, on the session's thread."""
         deliver = functools.partial(self._deliver_reply, mm_hash, reply)
         if isinstance(reply, Pinned):
             self._check_pin(reply.descriptor, reply.pin_id, deliver)
@@ -81,7 +82,7 @@ class ReadablePins:
             deliver()
 
     def on_store_push(self, push: EntrySealed | WriterLost) -> None:
-        """On the session's thread."""
+        """Handle a push, on the session's thread."""
         deliver = functools.partial(self._deliver_push, push)
         if isinstance(push, EntrySealed):
             self._check_pin(push.descriptor, push.pin_id, deliver)
@@ -138,6 +139,6 @@ class ReadablePins:
             self._link.unwatch(mm_hash)
 
     def _forget(self, mm_hash: str) -> None:
-        """The item came, failed, or is not needed any more."""
+        """Forget an item that came, failed, or is not needed any more."""
         self._awaited.discard(mm_hash)
         self._refused.discard(mm_hash)

@@ -1,4 +1,4 @@
-"""Store pins: the commands about pins that EngineCore sends to the cache store. Nothing here blocks."""
+"""Store pins: commands about pins that EngineCore sends to the cache store, without blocking."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -40,7 +40,7 @@ class StorePins:
         self._session.submit(Unwatch(seq=0, mm_hash=mm_hash))
 
     def evict_entry(self, mm_hash: str) -> None:
-        """Have the entry made anew, unless another client uses it."""
+        """Evict the entry unless another client uses it, so that it is made anew."""
         self._session.submit(Evict(seq=0, mm_hash=mm_hash))
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""A call to the store inside an engine's step: bounded in time, and given up as a whole.
+"""Calls to the store inside an engine's step, with a time limit.
 
-An answer that comes too late brings a pin, a watch or a reservation that no caller waits for any more: it is
-given back. Until it has come, further calls are not made: a store that hangs costs one wait, not one for
-each item.
+A late reply brings a pin, a watch or a reservation that no caller waits for any more, and is given back.
+Until it has come, no further calls are made: a store that hangs costs one wait, not one for each item.
 """
 
 from concurrent.futures import Future
@@ -28,7 +27,7 @@ log = get_logger(__name__)
 
 
 class BoundedCalls:
-    """Of one thread."""
+    """Calls with a time limit, for one thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -36,11 +35,11 @@ class BoundedCalls:
 
     @property
     def is_store_late(self) -> bool:
-        """An answer is still due."""
+        """True while a late reply is still due."""
         return self._late is not None and not self._late.done()
 
     def try_call(self, session: StoreSession, command: StoreCommand) -> StoreReply | None:
-        """The store's reply, a refusal too. None: it is away, or does not answer in time."""
+        """The store's reply, or its refusal; None if it is unreachable or late."""
         if self.is_store_late or not session.is_connected:
             return None
         future = session.submit(command)
@@ -56,7 +55,7 @@ class BoundedCalls:
 
 
 def _give_back(session: StoreSession, command: StoreCommand, done: "Future[StoreReply]") -> None:
-    """What the late answer to `command` brought. On the session's thread."""
+    """Give back what the late reply to `command` brought. Runs on the session's thread."""
     if done.exception() is not None:
         return  # the session is over, and all that it held
     reply = done.result()
@@ -69,6 +68,6 @@ def _give_back(session: StoreSession, command: StoreCommand, done: "Future[Store
 
 
 def end_pin(session: StoreSession, pin_id: int, num_holders: int) -> None:
-    """In the name of every rank. Does not wait."""
+    """End a pin for every rank, without waiting."""
     for _ in range(num_holders):
         session.submit(Unpin(seq=0, pin_id=pin_id))

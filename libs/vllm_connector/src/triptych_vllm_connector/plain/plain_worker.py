@@ -1,18 +1,30 @@
-"""A worker of a plain engine: pinned tensors into vLLM's encoder cache, encoder outputs into the store."""
+"""Worker of a plain engine: loads pinned tensors into vLLM's encoder cache, saves encoder outputs."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 
 import torch
 
-from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import Pinned, PinOrWatch, Unwatch, Watching
+from triptych_common.domain.errors import SpecMismatchError, StoreUnavailableError, TriptychError
+from triptych_common.protocol.store import (
+    AlreadySealed,
+    Ping,
+    Pinned,
+    PinOrWatch,
+    Reserve,
+    Reserved,
+    StoreFailure,
+    Unwatch,
+    Watching,
+)
+from triptych_common.region.tensor_view import tensor_spec
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import StoreConfig
+from triptych_vllm_connector.plain.bounded_calls import BoundedCalls
 from triptych_vllm_connector.plain.reopened import Reopened
-from triptych_vllm_connector.plain.saving import SavingWorker
 from triptych_vllm_connector.plain.store_pin import StorePin
-from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
 from triptych_vllm_connector.worker.loading import LoadingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 log = get_logger(__name__)
 
@@ -20,11 +32,59 @@ PIN_ANEW_TIMEOUT_S = 10.0
 SAVES_SUFFIX = "-saves"  # to the instance's name: a second session of the same worker
 
 
+class SavingWorker(WritingWorker):
+    """Worker of rank 0: reserves, writes and seals encoder outputs in the step that makes them.
+
+    An output that cannot be saved is encoded again where it is needed.
+    """
+
+    def __init__(self, config: StoreConfig, device_type: str) -> None:
+        super().__init__(config, 0, device_type)
+        self._calls = BoundedCalls(config.store_timeout_s)
+
+    def save_item(self, mm_hash: str, tensor: torch.Tensor) -> None:
+        """Save an encoder output unless the store has it.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
+        try:
+            spec = tensor_spec(tensor)
+        except SpecMismatchError as error:
+            log.warning("encoder output cannot be saved", mm_hash=mm_hash, error=str(error))
+            return
+        reply = self._calls.try_call(self._session, Reserve(seq=0, mm_hash=mm_hash, spec=spec))
+        if isinstance(reply, Reserved):
+            self.write_order(_order(mm_hash, reply, tensor), tensor)
+        elif isinstance(reply, StoreFailure):
+            log.warning("encoder output not saved", mm_hash=mm_hash, code=reply.code, detail=reply.detail)
+        elif not isinstance(reply, AlreadySealed):
+            log.warning("encoder output not saved", mm_hash=mm_hash, code="unavailable")
+
+    def wait_for_seals(self) -> None:
+        """Wait until all written entries are sealed: the store runs a session's commands in order."""
+        self._calls.try_call(self._session, Ping(seq=0))
+
+
+def _order(mm_hash: str, reserved: Reserved, tensor: torch.Tensor) -> WriteOrder:
+    return WriteOrder(
+        mm_hash=mm_hash,
+        job_id="",
+        reservation_id=reserved.reservation_id,
+        offset=reserved.offset,
+        num_embeds=tensor.shape[0],
+        width=tensor.shape[1],
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        generation=reserved.generation,
+        memory=reserved.memory,
+    )
+
+
 class PlainLoader(LoadingWorker):
-    """Has no scheduler that would fail the requests of a tensor that cannot be read: it tries again."""
+    """Loads tensors and retries: vLLM's scheduler cannot fail the requests of an unreadable tensor."""
 
     def load(self, mm_hash: str, pin: StorePin) -> torch.Tensor:
-        """The pinned tensor.
+        """Load the pinned tensor, with a new pin if the store has restarted.
 
         Raises:
             TriptychError: it cannot be had. The step is planned with it, so the engine ends.
@@ -35,7 +95,7 @@ class PlainLoader(LoadingWorker):
         return self.load_anew(mm_hash) if tensor is None else tensor
 
     def load_anew(self, mm_hash: str) -> torch.Tensor:
-        """By a pin of this session's own: the one that was given is of a store that is gone.
+        """Load by a new pin of this session, because the given one belongs to a store that is gone.
 
         Raises:
             TriptychError: as in `load`.
@@ -51,7 +111,7 @@ class PlainLoader(LoadingWorker):
         return tensor
 
     def give_back(self, pin: StorePin) -> None:
-        """Unused. One of another region has ended with its store."""
+        """End an unused pin; a pin of another region ended with its store."""
         if pin.region_id == self.region_id:
             self._released.put(pin.pin_id)
 
@@ -63,7 +123,7 @@ class PlainLoader(LoadingWorker):
 
 
 class PlainWorker:
-    """Of one rank. For vLLM's thread; `hash_of` as in `WantedItems`."""
+    """Loads and saves for one rank, on vLLM's thread; `hash_of` as in `WantedItems`."""
 
     def __init__(
         self, config: StoreConfig, rank: int, device_type: str, hash_of: Callable[[str], str], *, saves: bool
@@ -83,7 +143,7 @@ class PlainWorker:
     def load_items(
         self, encoder_cache: MutableMapping[str, torch.Tensor], loads: dict[str, StorePin]
     ) -> None:
-        """What `encoder_cache` has already stays.
+        """Load items that `encoder_cache` does not have.
 
         Raises:
             TriptychError: a tensor cannot be had. The engine ends with it.
@@ -102,7 +162,7 @@ class PlainWorker:
                 raise
 
     def on_step_start(self, encoder_cache: MutableMapping[str, torch.Tensor], saves: Sequence[str]) -> None:
-        """`saves`: what the store shall have after the step, as far as the encoder cache has it."""
+        """Start a step; items in `saves` are saved at its end if the encoder cache has them."""
         self._encoder_cache = encoder_cache
         self._to_save = dict.fromkeys(saves)
         saver = self._saver.try_get() if self._saver is not None and saves else None
@@ -117,7 +177,7 @@ class PlainWorker:
             self._has_saved = True
 
     def on_step_end(self) -> None:
-        """What an earlier step has encoded, the store may have evicted: it gets it again."""
+        """Save items encoded in earlier steps again, since the store may have evicted them."""
         for identifier in [each for each in self._to_save if each in self._encoder_cache]:
             self.on_encoded(identifier, self._encoder_cache[identifier])
         self._to_save, self._encoder_cache = {}, {}
@@ -137,7 +197,7 @@ class PlainWorker:
             loader.give_back(pin)
 
     def _loader_for(self, pin: StorePin) -> PlainLoader:
-        """On the region of the pin if it is mapped, whatever became of its store, else on the store's region.
+        """Loader on the pin's region if that is mapped, else on the current store's region.
 
         Raises:
             TriptychError: there is no store.

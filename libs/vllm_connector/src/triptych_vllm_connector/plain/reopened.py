@@ -1,6 +1,6 @@
-"""What has a session with the store, opened when it is needed, and again when the session is over.
+"""Reopens objects built on a store session, on demand and after the session is over.
 
-A session outlives a store that comes back with its region; with another region it is over. Opening does not
+A session survives a store that restarts with its region; with another region it is over. Opening does not
 wait: where no store listens, the attempt fails at once, and the next one is made some time later.
 """
 
@@ -18,7 +18,7 @@ LAST_RETRY_S = 1.0
 
 
 class OverStore(Protocol):
-    """A session, or what is built on one."""
+    """A store session, or an object built on one."""
 
     @property
     def has_ended(self) -> bool: ...
@@ -30,7 +30,7 @@ Opened = TypeVar("Opened", bound=OverStore)
 
 
 class Reopened(Generic[Opened]):
-    """`open_anew` raises TriptychError where it cannot."""
+    """Holds one such object; `open_anew` raises TriptychError if it cannot be opened."""
 
     def __init__(self, open_anew: Callable[[], Opened], now: Callable[[], float] = time.monotonic) -> None:
         self._open_anew = open_anew
@@ -41,11 +41,11 @@ class Reopened(Generic[Opened]):
 
     @property
     def opened(self) -> Opened | None:
-        """As it was opened last, ended or not."""
+        """The object as last opened, ended or not."""
         return self._opened
 
     def try_get(self) -> Opened | None:
-        """None: no store is there."""
+        """The open object; None without a store."""
         if self._opened is not None and not self._opened.has_ended:
             return self._opened
         if self._now() < self._retry_at:
@@ -60,7 +60,7 @@ class Reopened(Generic[Opened]):
             return None
 
     def get(self) -> Opened:
-        """Raises TriptychError where it cannot be opened."""
+        """The open object; raises TriptychError if it cannot be opened."""
         if self._opened is None or self._opened.has_ended:
             self.close()
             self._opened = self._open_anew()
@@ -68,7 +68,7 @@ class Reopened(Generic[Opened]):
         return self._opened
 
     def close(self) -> None:
-        """May be called twice. It is opened again when it is asked for."""
+        """Close the object; the next use opens it again. Idempotent."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

@@ -1,4 +1,4 @@
-"""What EngineCore's side has of an item in the store, and its workers get. Without vLLM."""
+"""Pin of an item in the store, passed from EngineCore to its workers. Without vLLM."""
 
 from typing import NamedTuple
 

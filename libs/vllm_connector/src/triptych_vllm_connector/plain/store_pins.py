@@ -1,4 +1,4 @@
-"""Pins of an EngineCore whose scheduler is vLLM's own: asked for when an item is needed, not before."""
+"""Pins of an EngineCore with vLLM's own scheduler, requested when an item is needed."""
 
 from triptych_common.protocol.store import (
     SHM,
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class BoundedPins:
-    """Each question costs a round trip, or `store_timeout_s` at most; `num_ranks` unpins end a pin."""
+    """Each call costs a round trip, or `store_timeout_s` at most; `num_ranks` unpins end a pin."""
 
     def __init__(self, config: StoreConfig, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -30,7 +30,7 @@ class BoundedPins:
         self._session.try_get()  # now: its absence shows in the log of the engine's start
 
     def try_pin(self, mm_hash: str) -> StorePin | None:
-        """None: the store does not have the item, or is away, late or full."""
+        """Pin the item; None if the store does not have it, or is unreachable, late or full."""
         session = self._session.try_get()
         if session is None:
             return None
@@ -48,7 +48,7 @@ class BoundedPins:
         return StorePin(reply.pin_id, reply.descriptor, session.welcome.region_id)
 
     def is_current(self, pin: StorePin) -> bool:
-        """Whether the store is the one that gave the pin, as far as is known."""
+        """True if the pin is of the current store, as far as is known."""
         session = self._session.try_get()
         return session is not None and (session.welcome.region_id, session.welcome.generation) == (
             pin.region_id,
@@ -65,7 +65,7 @@ class BoundedPins:
 
     def _open_session(self, config: StoreConfig) -> StoreSession:
         def on_push(push: EntrySealed | WriterLost) -> None:
-            """A watch that was not ended in time: its entry is pinned for a request that went on without."""
+            """End the pin of a watch that was not ended in time; its request went on without."""
             if isinstance(push, EntrySealed):
                 end_pin(session, push.pin_id, self._num_ranks)
 

@@ -1,19 +1,20 @@
-"""What vLLM's own scheduler is told about items: which can be loaded. Pure.
+"""Answers vLLM's own scheduler about items that can be loaded. Pure.
 
     None --try_pin--> pinned --vLLM allocates it--> a load of this step, whose pins are the workers' to end
                          `--its requests are done with it--> unpinned
 
 An item is asked for when vLLM is about to schedule it and its encoder cache does not have it. Without a pin
-the instance encodes the item, as ever. For an item that came without its media (metadata only) that cannot
-be: its request waits for a pin in front of the scheduler, and fails when none comes in time.
+the instance encodes the item, as usual. An item that came without its media (metadata only) cannot be
+encoded: its request waits for a pin in front of the scheduler, and fails when none comes in time.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.plain.store_pins import BoundedPins
 
 log = get_logger(__name__)
 
@@ -21,22 +22,12 @@ ASK_AGAIN_S = 0.05  # the scheduler asks at each step; the store need not
 MAX_MISSES = 1000
 
 
-class PinSource(Protocol):
-    """The store, as far as pins go."""
-
-    def try_pin(self, mm_hash: str) -> StorePin | None: ...
-
-    def is_current(self, pin: StorePin) -> bool: ...
-
-    def unpin(self, pin: StorePin) -> None: ...
-
-
 class WantedItems:
-    """For the thread of EngineCore. Items are named by vLLM's identifier."""
+    """Items of scheduled requests by vLLM's identifier, for EngineCore's thread."""
 
     def __init__(
         self,
-        pins: PinSource,
+        pins: BoundedPins,
         hash_of: Callable[[str], str],
         can_encode: Callable[[Any], bool],
         item_timeout_s: float,
@@ -64,7 +55,8 @@ class WantedItems:
         self._of_request: dict[str, tuple[str, ...]] = {}  # items that the next step may need
 
     def admit_request(self, request: Any, num_computed_tokens: int) -> bool:
-        """vLLM is about to schedule `request`. False: an item is missing that cannot be encoded here."""
+        """Check a request that vLLM is about to schedule; False if an item is missing that cannot be encoded
+        here."""
         needed = [
             feature
             for feature in request.mm_features
@@ -88,7 +80,7 @@ class WantedItems:
         return False
 
     def has_item(self, identifier: str) -> bool:
-        """Shall vLLM load the item, rather than encode it?"""
+        """True if vLLM shall load the item, rather than encode it."""
         if identifier in self._pins:
             return True
         now = self._now()
@@ -107,7 +99,7 @@ class WantedItems:
         return True
 
     def on_allocated(self, identifier: str) -> None:
-        """vLLM has made room for it in its encoder cache: it is loaded, or encoded without a pin."""
+        """Load the item, now that vLLM has allocated cache space; without a pin it is encoded."""
         self._missed.pop(identifier, None)  # the next one that needs it comes much later
         if identifier in self._loads:  # evicted and allocated again, in one pass
             self._unpin(identifier)
@@ -117,7 +109,7 @@ class WantedItems:
             self._loads[identifier] = pin
 
     def on_computed(self, identifier: str) -> None:
-        """A request is done with the item; another one asks anew."""
+        """Unpin an item that a request is done with; another request asks anew."""
         self._unpin(identifier)
 
     def on_finished(self, request: Any) -> None:
@@ -129,12 +121,12 @@ class WantedItems:
             self._unpin(feature.identifier)
 
     def take_unavailable(self) -> set[str]:
-        """Engine request ids whose items did not come."""
+        """Engine request ids whose items did not come in time."""
         unavailable, self._unavailable = self._unavailable, set()
         return unavailable
 
     def take_step(self, scheduled: Iterable[str]) -> tuple[dict[str, StorePin], tuple[str, ...]]:
-        """Of a step with these engine request ids: its loads, and the items that they need."""
+        """Loads of a step with these engine request ids, and the items that they need."""
         loads, self._loads = self._loads, {}
         of_request, self._of_request = self._of_request, {}
         needed = dict.fromkeys(
@@ -143,7 +135,7 @@ class WantedItems:
         return loads, tuple(needed)
 
     def _fits(self, identifier: str, pin: StorePin) -> bool:
-        """By its shape. Vectors of another width are of a model that was given the same `namespace`."""
+        """True if the entry's shape fits; another width means another model with the same `namespace`."""
         num_rows, width = pin.descriptor.spec.shape
         return num_rows == self._num_rows.get(identifier, num_rows) and not width % self._width
 

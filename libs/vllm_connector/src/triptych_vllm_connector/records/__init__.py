@@ -4,8 +4,7 @@ item_cache  what vLLM asks a cache of processed items, and ours do not do
 packing     tensors and token lists to `PackedArray`s and back
 item_fields which fields of an item the language model reads, and which its encoder alone does
 recording   encoder: what the renderer made of an item, as a record
-replaying   prefill_decode: the renderer is given records in place of media
-item_parts  prefill_decode: items that are named by URLs, where a part can have no uuid
+replaying   prefill_decode: the renderer is given records in place of media; items that URLs name
 video_steps videos as steps of their grid, of which some may be encoded by themselves
 positions   whether the model can place an item of these fields among the prompt's tokens
 """

@@ -1,11 +1,11 @@
-"""A renderer's cache of processed items, as vLLM's renderer asks it. Ours cache nothing."""
+"""Base of the caches of processed items that replace vLLM's in renderers; they cache nothing."""
 
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.utils.cache import CacheInfo
 
 
 class ItemCache(BaseMultiModalProcessorCache):
-    """What both of ours do not need."""
+    """Methods of vLLM's cache that neither subclass needs."""
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         pass

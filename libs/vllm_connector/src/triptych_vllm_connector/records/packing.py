@@ -1,4 +1,4 @@
-"""Tensors and token lists to `PackedArray`s and back."""
+"""Converts tensors and token lists to `PackedArray`s and back."""
 
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -13,11 +13,11 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class NotRecordableError(TriptychError):
-    """The model says something of its items that no record can hold: it cannot be served this way."""
+    """The model's items have properties that no record can hold, so it cannot be served this way."""
 
 
 def pack_tensor(tensor: torch.Tensor) -> PackedArray:
-    """Raises NotRecordableError: a dtype that no record has."""
+    """Pack a tensor; raises NotRecordableError for a dtype that no record has."""
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise NotRecordableError(f"a field of {tensor.dtype}")
@@ -26,7 +26,7 @@ def pack_tensor(tensor: torch.Tensor) -> PackedArray:
 
 
 def unpack_tensor(array: PackedArray) -> torch.Tensor:
-    """A tensor of its own. Raises ValueError: the content is not what the shape says."""
+    """Copy of the tensor; raises ValueError if the content does not fit the shape."""
     content = bytearray(array.unpack())
     if not content:
         return torch.empty(array.shape, dtype=_DTYPES[array.dtype])
@@ -34,18 +34,18 @@ def unpack_tensor(array: PackedArray) -> torch.Tensor:
 
 
 def pack_tokens(tokens: Sequence[int]) -> PackedArray:
-    """int32 [length]."""
+    """Pack tokens as int32 [length]."""
     return pack_tensor(torch.tensor(tokens, dtype=getattr(torch, TOKEN_DTYPE)))
 
 
 def unpack_tokens(array: PackedArray) -> list[int]:
-    """Raises ValueError: the content is not what the shape says."""
+    """Unpack tokens; raises ValueError if the content does not fit the shape."""
     tokens: list[int] = unpack_tensor(array).tolist()
     return tokens
 
 
 def pack_value(value: Any) -> PackedArray | float | int | tuple[float | int, ...]:
-    """A field's value. Raises NotRecordableError."""
+    """Pack a field's value; raises NotRecordableError."""
     if isinstance(value, torch.Tensor):
         return pack_tensor(value)
     if isinstance(value, (int, float)):
@@ -56,7 +56,7 @@ def pack_value(value: Any) -> PackedArray | float | int | tuple[float | int, ...
 
 
 def unpack_value(value: PackedArray | float | int | tuple[float | int, ...]) -> Any:
-    """Raises ValueError: the content is not what the shape says."""
+    """Unpack a value; raises ValueError if the content does not fit the shape."""
     if isinstance(value, PackedArray):
         return unpack_tensor(value)
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Whether the model can place an item of these fields among the prompt's tokens.
+"""Checks that the model can place an item of these fields among the prompt's tokens.
 
 Models with positions in several dimensions (M-RoPE) compute them from an item's fields, a grid for example,
 inside the worker, where a grid that does not fit the tokens would end the engine. So the same code runs here
@@ -24,11 +24,11 @@ PLAIN_TOKEN = 0  # of text
 
 
 class _MissingAttributeError(AttributeError):
-    """The model's code asks for more of the model than its configuration."""
+    """The model's code needs more of the model than its configuration."""
 
 
 def outline_of(model_cls: type, config: Any) -> Any:
-    """An object of the model's class without its layers. `config`: transformers'."""
+    """Object of the model's class without its layers; `config` is transformers'."""
 
     def missing(_: Any, name: str) -> Any:
         raise _MissingAttributeError(name)
@@ -40,15 +40,15 @@ def outline_of(model_cls: type, config: Any) -> Any:
 
 
 class PositionCheck:
-    """For one model."""
+    """Position check for the items of one model."""
 
     def __init__(self, outline: Any | None) -> None:
-        """`outline`: what computes positions; None: they follow from the number of tokens."""
+        """`outline` computes positions; None if they follow from the number of tokens."""
         self._outline = outline
 
     @classmethod
     def of_model(cls, model_config: Any) -> "PositionCheck":
-        """`model_config`: vLLM's."""
+        """Check for a model; `model_config` is vLLM's."""
         model_cls: Any = get_model_cls(model_config)
         if not (model_config.uses_mrope and supports_mrope(model_cls)):
             return cls(None)
@@ -58,7 +58,7 @@ class PositionCheck:
     def check(
         self, modality: str, item: MultiModalKwargsItem, tokens: list[int], is_embed: torch.Tensor | None
     ) -> None:
-        """Raises ValueError: the fields do not fit the tokens that stand for the item."""
+        """Raise ValueError if the fields do not fit the tokens that stand for the item."""
         outline = self._outline  # another thread may find meanwhile that it cannot be used
         if outline is None:
             return
@@ -83,7 +83,7 @@ class PositionCheck:
 
 
 def _largest_product(item: MultiModalKwargsItem) -> int:
-    """Of the whole numbers in a small field: the cells of a grid, or a length."""
+    """Largest product of the whole numbers in a small field: the cells of a grid, or a length."""
     fields = [element.data for element in item.values() if isinstance(element.data, torch.Tensor)]
     small = [data for data in fields if data.numel() <= MAX_GRID_VALUES and not data.is_floating_point()]
     return max((math.prod(abs(value) for value in data.flatten().tolist()) for data in small), default=0)

@@ -1,8 +1,7 @@
-"""Encoder: what the renderer made of an item, as a record.
+"""Encoder: records what the renderer made of an item.
 
-vLLM's processor hands each item that it has processed to the renderer's cache of processed items, with the
-updates of the prompt that belong to it, resolved. `ItemRecorder` is such a cache; it keeps nothing but the
-last item's record.
+vLLM's processor hands each processed item to the renderer's cache of processed items, with its resolved
+updates of the prompt. `ItemRecorder` is such a cache; it keeps only the last item's record.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,7 +28,7 @@ from triptych_vllm_connector.records.packing import (
 )
 
 MAX_UNDECLARED_BYTES = 64 << 10
-"""Of a field that `item_fields` does not name: in a model that is not vLLM's own, it may be media."""
+"""Maximum size of a field that `item_fields` does not name: in a model from outside vLLM it may be media."""
 
 _BATCHING: tuple[tuple[type[BaseMultiModalField], Batching], ...] = (
     (MultiModalBatchedField, Batching.BATCHED),
@@ -39,10 +38,10 @@ _BATCHING: tuple[tuple[type[BaseMultiModalField], Batching], ...] = (
 
 
 class ItemRecorder(ItemCache):
-    """The cache of a renderer that processes one item at a time."""
+    """Cache of a renderer that processes one item at a time."""
 
     def __init__(self, declared_fields: Callable[[str], Collection[str]]) -> None:
-        """`declared_fields`: of a modality, those that vLLM's parser says a language model needs."""
+        """`declared_fields` returns a modality's fields that vLLM's parser declares for language models."""
         self._declared_fields = declared_fields
         self._last: tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]] | None = None
 
@@ -58,11 +57,11 @@ class ItemRecorder(ItemCache):
         return mm_item
 
     def forget(self) -> None:
-        """The next record is of an item that is processed from now on."""
+        """Forget the last item; the next record is of an item processed from now on."""
         self._last = None
 
     def take_record(self) -> ItemRecord:
-        """Of the item that was processed last.
+        """Record of the last processed item.
 
         Raises:
             NotRecordableError: the model cannot be served this way.
@@ -98,7 +97,8 @@ def record_of(
 
 
 def _fits(name: str, element: Any, declared: Collection[str]) -> bool:
-    """Raises NotRecordableError: the field is large, and may be what only the encoder reads."""
+    """True if the field may be recorded; raises NotRecordableError for a large one that only the encoder may
+    read."""
     data, field = element.data, element.field
     if field.keep_on_cpu or name in declared or not isinstance(data, torch.Tensor):
         return True

@@ -1,12 +1,13 @@
-"""prefill_decode: the renderer is given records in place of media.
+"""prefill_decode: gives the renderer records in place of media.
 
-A request names its items by uuid alone, in their places, and brings their records beside the prompt. The
-renderer asks its cache of processed items for them, and replays what the encoder's renderer has made. What
-a record says is checked before vLLM sees it; one that is wrong ends its request with 400, and nothing else.
+A request names its items by uuid only, in their places, and brings their records beside the prompt. The
+renderer asks its cache of processed items for them and replays what the encoder's renderer has made. A record
+is checked before vLLM sees it; a wrong one ends its request with 400, and nothing else.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 import torch
 from pydantic import ValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
     MultiModalBatchedField,
@@ -23,27 +25,65 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 from vllm.multimodal.processing.processor import PromptUpdateDetails, ResolvedPromptUpdate, UpdateMode
+from vllm.renderers import chat_utils
 from vllm.utils.async_utils import make_async
 
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
-from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
+from triptych_common.protocol.item_urls import parse_item_url
+from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 from triptych_vllm_connector.pieces import divide_feature
 from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
-from triptych_vllm_connector.records.item_parts import read_item_urls, request_items
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
 
+request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
+"""Items of the request being served, by mm_hash."""
+
+StockParser: Any = chat_utils.AsyncMultiModalContentParser
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
 Create = Callable[..., Awaitable[Any]]
 
 
+class ItemUrlParser(StockParser):
+    """vLLM's parser of content parts, which also takes images that an item's URL names.
+
+    vLLM turns requests of `/v1/messages` and the like into chats by itself, and their parts cannot have a
+    uuid. An item's URL becomes what a part with the item's uuid is in a chat completion.
+    """
+
+    def parse_image(self, image_url: str | None, uuid: str | None = None) -> None:
+        """Parse an image part; raises VLLMValidationError if the URL names no item of its request."""
+        try:
+            named = None if image_url is None else parse_item_url(image_url)
+        except ValueError as error:
+            raise _refused(str(error)) from error
+        if named is None:
+            super().parse_image(image_url, uuid)
+        elif named.data_url is not None:
+            super().parse_image(named.data_url, named.item_id)
+        else:
+            item = request_items.get({}).get(named.item_id)
+            if item is None or item.modality is not Modality.IMAGE:
+                raise _refused("the URL of a media item that the request does not have")
+            self.parse_image_embeds(None, named.item_id)
+
+
+def read_item_urls() -> None:
+    """Replace vLLM's parser of content parts in this process."""
+    chat_utils.AsyncMultiModalContentParser = ItemUrlParser
+
+
+def _refused(message: str) -> Exception:
+    return VLLMValidationError(message, parameter="messages")
+
+
 class RecordedItems(ItemCache):
-    """The cache of a renderer that processes one request at a time: the items of that request."""
+    """Cache of a renderer that processes one request at a time, holding that request's items."""
 
     def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
-        """`max_num_tokens`: of a prompt."""
+        """`max_num_tokens`: limit of a prompt, in tokens."""
         self._check = check
         self._vocab_size = vocab_size
         self._max_num_tokens = max_num_tokens
@@ -66,7 +106,7 @@ class RecordedItems(ItemCache):
         return self._replay(transfer.modality.value, transfer.record, transfer.num_embeds)
 
     def _replay(self, modality: str, record: ItemRecord, num_embeds: int) -> Processed:
-        """Raises ValueError: the record is not of an item of this model."""
+        """Replay a record; raises ValueError if it is not of an item of this model."""
         item = MultiModalKwargsItem({field.name: _element(field) for field in record.fields})
         updates = [_update(modality, each) for each in record.updates]
         for update in updates:
@@ -112,7 +152,7 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
 def replay_records(
     engine: Any, state: Any, placeholder_tokens: Sequence[str], *, renders_media: bool = False
 ) -> None:
-    """Have vLLM's endpoints for chats take items with records instead of media.
+    """Make vLLM's chat endpoints take items with records instead of media.
 
     Args:
         engine: vLLM's client, whose renderer and input processor run in this process.
@@ -127,7 +167,7 @@ def replay_records(
     process = renderer._process_multimodal
 
     def process_with(items: Mapping[str, ItemTransfer], *args: Any, **kwargs: Any) -> Any:
-        """In the renderer's one thread for media."""
+        """Process with these items, in the renderer's single thread for media."""
         cache.items = items
         try:
             return process(*args, **kwargs)
@@ -160,10 +200,10 @@ def replay_records(
 
 
 class MetadataOnly:
-    """Removes from items what only an encoder reads, for an engine that encodes nothing."""
+    """Strips the encoder's fields from items, for an engine that encodes nothing."""
 
     def __init__(self, declared_fields: Callable[[str], Collection[str]]) -> None:
-        """`declared_fields`: of a modality, those that vLLM's parser says a language model needs."""
+        """`declared_fields` returns a modality's fields that vLLM's parser declares for language models."""
         self._declared_fields = declared_fields
 
     def strip(self, feature: Any) -> Any:
@@ -182,7 +222,7 @@ class MetadataOnly:
 
 
 def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> None:
-    """Where raw media of a modality are not served, its limit is 0: for items with records it is none."""
+    """Lift the item limit for items with records; it is 0 where raw media of a modality are not served."""
     if are_all_items:  # its parser of content parts makes an `info` of its own for each request
         type(info).validate_num_items = lambda self, modality, num_items: None
         return
@@ -196,7 +236,7 @@ def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> 
 
 
 def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) -> None:
-    """What the prompt has as one item, the engine gets as the pieces that lie in the store."""
+    """Divide each item of the prompt into the pieces that the store holds, before the engine gets it."""
     process = processor.process_inputs
 
     def process_inputs(*args: Any, **kwargs: Any) -> Any:
@@ -217,7 +257,7 @@ def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) 
 
 
 def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """By mm_hash. Parameters that are not valid have none: the engine's own check ends their request."""
+    """Pieces by mm_hash; none for invalid parameters, whose request the engine's own check ends."""
     try:
         params = ECTransferParams.model_validate(extra_args.get("ec_transfer_params"))
     except ValidationError:
@@ -226,7 +266,7 @@ def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _taking_records(serving: Any, create: Create) -> Create:
-    """`create` of a request that has `ec_transfer_params`."""
+    """Wrap `create` for requests with `ec_transfer_params`."""
 
     async def create_with_items(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -242,9 +282,9 @@ def _taking_records(serving: Any, create: Create) -> Create:
 
 
 def _refusing_placeholders(serving: Any, create: Create, placeholder_tokens: Sequence[str]) -> Create:
-    """`create` of a response that does not go on from one whose text holds what stands for an item.
+    """Wrap `create` to refuse a response that continues one whose text contains a placeholder.
 
-    vLLM puts that text into the prompt, and the gateway, which looks through all others, does not have it.
+    vLLM puts that text into the prompt, and the gateway, which checks all other texts, does not have it.
     """
 
     async def create_after_check(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +300,7 @@ def _refusing_placeholders(serving: Any, create: Create, placeholder_tokens: Seq
 
 
 def _taking_records_of_count(serving: Any, count: Create) -> Create:
-    """`count` of a request whose `ec_transfer_params` vLLM drops: nothing is generated for it."""
+    """Wrap `count`, whose `ec_transfer_params` vLLM drops because nothing is generated."""
 
     async def count_with_items(request: Any, raw_request: Any) -> Any:
         try:
@@ -274,12 +314,12 @@ def _taking_records_of_count(serving: Any, count: Create) -> Create:
 
 
 def _params_of(sent: Any) -> ECTransferParams | None:
-    """Raises ValidationError."""
+    """Validated transfer parameters; raises ValidationError."""
     return None if sent is None else ECTransferParams.model_validate_json(orjson.dumps(sent), strict=True)
 
 
 def _name_items(params: ECTransferParams | None) -> None:
-    """They are the request's that is being served."""
+    """Set the items of the request being served."""
     request_items.set({} if params is None else {item.mm_hash: item for item in params.items})
 
 

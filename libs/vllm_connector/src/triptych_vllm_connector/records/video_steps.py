@@ -1,8 +1,8 @@
-"""A video as steps of its tower's grid: what is encoded of it may be some of the steps.
+"""Divides a video into the time steps of its tower's grid, so that steps can be encoded separately.
 
-Towers that were made for images attend within one step of time (in Qwen2-VL and its kin two frames), so the
-rows of a step do not depend on other steps. Which towers do is not known here: `worker.step_check` finds out.
-Here is the form: a grid (time, height, width), patches in its order, as many rows for each step.
+Towers that were made for images attend within one step of time (two frames in Qwen2-VL and its kin), so the
+rows of a step do not depend on other steps; `worker.step_check` finds out which towers do. The form is a grid
+(time, height, width), patches in its order, equally many rows for each step.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ GRID_SUFFIX = "_grid_thw"
 
 
 class NotInStepsError(Exception):
-    """The item is no video, or its fields do not say what belongs to which step."""
+    """The item is no video, or its fields do not show which values belong to which step."""
 
 
 def num_steps(item: MultiModalKwargsItem) -> int:
-    """Steps of time in the item's grid.
+    """Number of time steps in the item's grid.
 
     Raises:
         NotInStepsError: it cannot be divided.
@@ -39,7 +39,7 @@ def num_steps(item: MultiModalKwargsItem) -> int:
 
 
 def cut_steps(item: MultiModalKwargsItem, first: int, end: int) -> MultiModalKwargsItem:
-    """The item as if it had its steps from `first` up to `end` alone.
+    """Item with only its steps from `first` up to `end`.
 
     Raises:
         NotInStepsError: it cannot be divided.
@@ -57,7 +57,7 @@ def cut_steps(item: MultiModalKwargsItem, first: int, end: int) -> MultiModalKwa
 
 
 def repeat_step(item: MultiModalKwargsItem, times: int) -> MultiModalKwargsItem:
-    """A video of so many steps, each the item's first one.
+    """Video of `times` steps, each equal to the item's first one.
 
     Raises:
         NotInStepsError: it cannot be divided.
@@ -83,11 +83,11 @@ def repeat_step(item: MultiModalKwargsItem, times: int) -> MultiModalKwargsItem:
 
 
 def steps_of_pieces(num_steps: int, rows_of_step: int, piece_rows: int) -> list[int]:
-    """How many steps each piece has, in order; one piece if there are too few rows for two.
+    """Number of steps of each piece, in order; one piece if there are too few rows for two.
 
-    A piece has `piece_rows` rows at least, and no more than `MAX_PIECES` pieces are made. It follows from the
-    three numbers alone: every encoder divides an item in the same way. Whoever changes how raises
-    `RECORD_VERSION`, or records of before would name pieces that are not made any more.
+    A piece has at least `piece_rows` rows, and there are at most `MAX_PIECES` pieces. The result follows from
+    the three numbers alone, so that every encoder divides an item in the same way. A change requires a new
+    `RECORD_VERSION`, or earlier records would name pieces that are no longer made.
     """
     fewest = max(-(-piece_rows // rows_of_step), -(-num_steps // MAX_PIECES), 1)
     num_pieces = max(num_steps // fewest, 1)
@@ -96,7 +96,7 @@ def steps_of_pieces(num_steps: int, rows_of_step: int, piece_rows: int) -> list[
 
 
 def _form(item: MultiModalKwargsItem) -> tuple[int, int]:
-    """Steps, and patches of each."""
+    """Number of steps, and of patches in each."""
     grids = [element.data for name, element in item.items() if name.endswith(GRID_SUFFIX)]
     if len(grids) != 1 or not isinstance(grids[0], torch.Tensor) or grids[0].numel() != GRID_VALUES:
         raise NotInStepsError("no grid of its own")
@@ -116,14 +116,14 @@ def _is_patches(data: Any, field: BaseMultiModalField, num_cells: int) -> bool:
 
 
 def _is_off(data: Any) -> bool:
-    """Whether the value is one switch, which is off."""
+    """True if the value is a single switch, which is off."""
     return isinstance(data, torch.Tensor) and data.numel() == 1 and not bool(data)
 
 
 def _cut(
     name: str, data: Any, field: BaseMultiModalField, steps: tuple[int, int, int], cells_of_step: int
 ) -> Any:
-    """Raises NotInStepsError: it is not known what of a field belongs to a step."""
+    """Cut a field; raises NotInStepsError if it is unknown which values belong to a step."""
     first, end, num = steps
     if name.endswith(GRID_SUFFIX):
         grid = data.clone()

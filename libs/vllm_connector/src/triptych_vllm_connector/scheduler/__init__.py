@@ -1,17 +1,16 @@
-"""What vLLM's scheduler calls, in EngineCore.
+"""Hooks of vLLM's scheduler, in EngineCore.
 
 parking_scheduler      ParkingScheduler, ParkingAsyncScheduler: a request that waits costs no engine step.
-decode_scheduler       DecodeScheduler, DecodeAsyncScheduler: of engines that take prompts as KV caches.
-kv_owner               An engine that prefills says when the lease of a KV cache ends.
-kv_refusals            KvRefusals: which of its requests end before anything is computed for them.
-kv_coverage            Whether such an engine may go on from a KV cache.
-giving_way             GivingWay: what partial requests hold goes back when others need it.
+                       LoraSlots: stalled requests keep their adapters.
+decode_scheduler       DecodeScheduler, DecodeAsyncScheduler for engines that take prompts as KV caches.
+kv_owner               An engine that prefills describes its KV caches: lease and prompt.
+kv_refusals            KvRefusals: ends requests that their KV cache does not cover.
+giving_way             GivingWay: partial requests give back what others need.
 prompt_steps           PromptSteps: while requests decode, a step takes a chunk of the prompts.
-prompt_turns           PromptTurns: whose prompt comes next, where API keys share the engine.
-prompt_chunks          PromptChunks: how large, so that decoding keeps its share of the time.
-clipping               Where prompts may be computed in parts of any length.
-lora_slots             LoraSlots: stalled requests keep their adapters.
-partial_requests       PartialRequests: those that began without all of their items, and how many may.
+prompt_turns           PromptTurns: order of prompts, where API keys share the engine.
+prompt_chunks          PromptChunks: size of a chunk, so that decoding keeps its share of the time.
+clipping               Checks that prompts may be computed in parts of any length.
+partial_requests       PartialRequests: limit on requests that began without all of their items.
 encoder_cache_manager  vLLM's encoder cache, on prefill_decode and on the encoder.
-failed_loads           What is undone when a worker could not read a tensor.
+failed_loads           Fails the requests of a tensor that a worker could not read.
 """

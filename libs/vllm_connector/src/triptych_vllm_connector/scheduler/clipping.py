@@ -1,10 +1,10 @@
-"""Whether prompts may be computed in parts of any length: overlap and prompt chunks need it."""
+"""Check that prompts may be computed in parts of any length, which overlap and prompt chunks require."""
 
 from typing import Any
 
 
 def can_clip(scheduler: Any) -> bool:
-    """Can one of vLLM's schedulers clip a prompt anywhere, and does nothing else move its KV blocks?"""
+    """True if vLLM's scheduler can clip a prompt anywhere and nothing else moves its KV blocks."""
     return bool(
         scheduler.scheduler_config.enable_chunked_prefill
         and not scheduler.is_encoder_decoder

@@ -1,13 +1,12 @@
-"""Schedulers of engines that decode alone: prompts come as KV caches that others have computed.
+"""Schedulers of decode-only engines, whose prompts come as KV caches from other engines.
 
 Such an engine has no encoder, and waits for no encoder output. A request whose items are not all in the KV
-cache, as it was loaded or as the prefix cache has it, is ended before anything is computed for it, with the
-reason for its gateway: its prompt has to be prefilled elsewhere first. Text that is missing is computed.
-
-Likewise one that names a KV cache which is not its own to read (`kv_refusals`).
+cache, loaded or from the prefix cache, is ended before anything is computed for it, with the reason for its
+gateway: its prompt must be prefilled elsewhere first. Missing text is computed. A request that names a KV
+cache which it may not read is ended, too (`kv_refusals`).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,9 +18,12 @@ from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
 
 log = get_logger(__name__)
 
+# A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
+_Base: Any = Scheduler if TYPE_CHECKING else object
 
-class DecodeMixin:
-    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+
+class DecodeMixin(_Base):
+    """Mixin in front of one of vLLM's schedulers; all methods run on EngineCore's thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,10 +34,10 @@ class DecodeMixin:
         failure = self._refusals.on_added(request.request_id, request.kv_transfer_params, token_ids)
         if failure is KvFailure.KV_LOAD_FAILED:
             log.warning("KV cache is of another prompt", engine_request_id=request.request_id)
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
-        """Called before a waiting request gets KV blocks."""
+        """Refuse a waiting request that its KV cache does not cover, before it gets KV blocks."""
         failure = self._refusals.check(
             request.request_id, request.mm_features, num_computed_tokens, request.num_tokens
         )
@@ -47,22 +49,22 @@ class DecodeMixin:
             num_computed_tokens=num_computed_tokens,
             num_tokens=request.num_tokens,
         )
-        self.ec_connector.refuse_request(request.request_id)  # type: ignore[attr-defined]
+        self.ec_connector.refuse_request(request.request_id)
         return True
 
     def _handle_failed_recving(self, *args: Any, **kwargs: Any) -> set[str]:
-        return self._note_failed(super()._handle_failed_recving(*args, **kwargs))  # type: ignore[misc]
+        return self._note_failed(super()._handle_failed_recving(*args, **kwargs))
 
     def _handle_invalid_blocks(self, *args: Any, **kwargs: Any) -> set[str]:
-        return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))  # type: ignore[misc]
+        return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))
 
     def _note_failed(self, engine_request_ids: set[str]) -> set[str]:
         self._refusals.on_load_failed(engine_request_ids)
         return engine_request_ids
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """An error has no reason in vLLM: it goes where a finished request's reason to stop would be."""
-        by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        """Put the reason of a failure into `stop_reason`, since vLLM's errors carry none."""
+        by_client = super().update_from_output(scheduler_output, model_runner_output)
         if len(self._refusals):
             for each in by_client.values():
                 for output in each.outputs:
@@ -74,7 +76,7 @@ class DecodeMixin:
         return by_client
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
-        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
         if finished_status is not RequestStatus.FINISHED_ERROR:
             for request in finished:
                 self._refusals.take(request.request_id)
@@ -82,8 +84,8 @@ class DecodeMixin:
 
 
 class DecodeScheduler(DecodeMixin, Scheduler):
-    """For the CPU, and wherever scheduling is synchronous."""
+    """Decode scheduler for CPUs, and wherever scheduling is synchronous."""
 
 
 class DecodeAsyncScheduler(DecodeMixin, AsyncScheduler):
-    """For GPUs: vLLM schedules the next step while the last one runs."""
+    """Decode scheduler for GPUs: vLLM schedules the next step while the last one runs."""

@@ -1,7 +1,7 @@
 """Encoder cache managers, put into vLLM by `--ec-manager-config`.
 
-vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins,
-for ever. These drop an entry with its last use.
+vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins, for ever.
+These drop an entry with its last use.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class _EvictingManager(EncoderCacheManager):
     """Adds `evict_item`: drop one entry now, whatever refers to it."""
 
     def evict_item(self, mm_hash: str) -> None:
-        """Idempotent. The worker drops its tensor at the next step that runs."""
+        """Drop the entry; the worker drops its tensor at the next step. Idempotent."""
         if mm_hash not in self.cached:
             return
         num_embeds = self.num_embeds_by_hash.pop(mm_hash)
@@ -29,12 +29,11 @@ class _EvictingManager(EncoderCacheManager):
 
 
 class PreallocatingEncoderCacheManager(_EvictingManager):
-    """prefill_decode: an entry lives as long as a request that was granted it needs it (see `Consumer`).
+    """prefill_decode's manager: an entry lives as long as a request that was granted it (see `Consumer`).
 
-    The two-step bookkeeping lives in the consumer's `Preallocator`; this class offers it to vLLM:
-    `can_allocate` is False for a remote item that is not pinned, so the scheduler clips the step in front of
-    it and never plans an encode that this instance cannot run; and for an item that is to be encoded here,
-    and has no space yet.
+    The consumer's `Preallocator` keeps the two-step bookkeeping. `can_allocate` is False for a remote item
+    that is not pinned, so that the scheduler clips the step in front of it and never plans an encode that
+    this instance cannot run; and for an item to be encoded here that has no space yet.
     """
 
     consumer: Consumer | None = None
@@ -42,22 +41,23 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> "PreallocatingEncoderCacheManager":
-        """Space is decided once, by the preallocator: vLLM's own count must never evict what it granted."""
+        """Create a manager without a limit of its own: vLLM's count must never evict what the preallocator
+        granted."""
         manager = cls(cache_size=_UNBOUNDED)
         manager.budget_embeds = cache_size
         return manager
 
     def attach_consumer(self, consumer: Consumer) -> None:
-        """vLLM makes the manager before the connector can open the consumer, which needs the manager."""
+        """Set the consumer, which needs this manager, so vLLM makes the manager first."""
         self.consumer = consumer
 
     def evict_item(self, mm_hash: str) -> None:
-        """As above. What a local request refers to stays: a step that is being planned may read it."""
+        """Drop the entry, unless a local request refers to it: a step being planned may read it."""
         if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
             super().evict_item(mm_hash)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        """Was the item scheduled at this place, so that a step under way may read it?"""
+        """True if the item was scheduled at this place, so that a step under way may read it."""
         return item_index in self.request_cached_ids.get(engine_request_id, ())
 
     def can_allocate(
@@ -75,10 +75,9 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         return super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
-        """vLLM dropped its reference. A view that a granted request needs stays until the consumer evicts it.
+        """Drop vLLM's reference; a view that a granted request needs stays until the consumer evicts it.
 
-        Everything else goes with its last reference: what this instance encoded itself, and what the
-        consumer is done with already.
+        Other entries go with their last reference: items encoded here, and items the consumer has released.
         """
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
@@ -87,14 +86,14 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
 
 
 class ForgettingEncoderCacheManager(_EvictingManager):
-    """Encoder: no cache at all. The store is the cache; a hit here would skip the hand-over."""
+    """Encoder's manager, which caches nothing: the store is the cache; a hit here would skip the handover."""
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
-        """Only what this very request has: a prompt longer than a step is encoded once all the same."""
+        """True only for the request's own items: a prompt longer than a step is still encoded once."""
         return input_id in self.get_cached_input_ids(request)
 
     def allocate(self, request: Any, input_id: int) -> None:
-        """Two requests with the same item share one entry: its space is counted once."""
+        """Allocate; two requests with the same item share one entry, counted once."""
         mm_hash = request.mm_features[input_id].identifier
         if mm_hash not in self.cached:
             super().allocate(request, input_id)

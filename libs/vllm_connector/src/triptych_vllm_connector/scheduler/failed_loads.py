@@ -1,8 +1,8 @@
-"""Failed loads: tensors that a worker could not read, as its step's output reports; what is undone then.
+"""Failed loads: undoes a step for tensors that a worker could not read, as its output reports.
 
 The step ran with zeros in their place. Before its tokens are sent to any client, the requests that it was for
-are failed, their tokens dropped, and the blocks of the KV cache that may be wrong are taken out of the
-prefix cache, with every other request that uses one of them.
+are failed, their tokens dropped, and the blocks of the KV cache that may be wrong are taken out of the prefix
+cache, with every other request that uses one of them.
 
 vLLM enters a block into the prefix cache when it schedules it, and a request may end or be preempted before
 the output of its step has come. It holds nothing any more by then, but its blocks can still be found: they
@@ -34,18 +34,18 @@ class DepartedRequest:
 
 
 class LoadsInFlight:
-    """Loads of steps without output, by mm_hash, and requests that departed meanwhile. Empty when idle."""
+    """Loads of steps without output by mm_hash, and requests that departed meanwhile; empty when idle."""
 
     def __init__(self) -> None:
         self._num_steps: Counter[str] = Counter()
         self._departed: dict[str, list[DepartedRequest]] = {}
 
     def on_step_scheduled(self, mm_hashes: Iterable[str]) -> None:
-        """A step that loads these was scheduled."""
+        """Count the loads of a scheduled step."""
         self._num_steps.update(mm_hashes)
 
     def on_step_output(self, mm_hashes: Iterable[str]) -> None:
-        """The output of such a step was handled."""
+        """Remove the loads of a step whose output was handled."""
         for mm_hash in mm_hashes:
             self._num_steps[mm_hash] -= 1
             if self._num_steps[mm_hash] <= 0:
@@ -53,11 +53,11 @@ class LoadsInFlight:
                 self._departed.pop(mm_hash, None)
 
     def is_loading(self, mm_hash: str) -> bool:
-        """Does a step without output load the item?"""
+        """True if a step without output loads the item."""
         return mm_hash in self._num_steps
 
     def note_departure(self, request: Any, scheduler: Any) -> None:
-        """`request` ends, is preempted, or its view is forgotten; it still has its blocks."""
+        """Record the blocks of a request that ends, is preempted or loses its view; it still has them."""
         if not self._num_steps:
             return
         blocks = scheduler.kv_cache_manager.block_pool.blocks
@@ -83,7 +83,7 @@ def undo_failed_loads(
     scheduler: Any,
     runner_output: Any,
 ) -> None:
-    """`mm_hashes` failed; `scheduler` is vLLM's before its `update_from_output(…, runner_output)`."""
+    """Fail the requests of these mm_hashes; called before vLLM's `update_from_output(…, runner_output)`."""
     first_tokens = consumer.on_loads_failed(mm_hashes)
     wrong: set[int] = set()
     for engine_request_id, first_token in first_tokens.items():
@@ -111,7 +111,7 @@ def undo_failed_loads(
 
 
 def _drop_output(runner_output: Any, engine_request_id: str) -> None:
-    """What the step made for the request is sent to no client. vLLM takes no part of an output alone."""
+    """Empty the step's output for the request, since vLLM takes an output only as a whole."""
     index = runner_output.req_id_to_index.get(engine_request_id)
     if index is None:
         return
@@ -124,7 +124,7 @@ def _drop_output(runner_output: Any, engine_request_id: str) -> None:
 
 
 def _blocks_after(scheduler: Any, engine_request_id: str, wrong: set[int]) -> set[int]:
-    """The request's first block that is among `wrong`, and all that were computed from it."""
+    """The request's first block that is among `wrong`, and all blocks computed from it."""
     groups = scheduler.kv_cache_manager.get_block_ids(engine_request_id)
     places = [place for blocks in groups for place, block in enumerate(blocks) if block in wrong]
     return _blocks_from(scheduler, engine_request_id, min(places) * scheduler.block_size) if places else set()

@@ -33,14 +33,15 @@ from triptych_vllm_connector.scheduler.partial_requests import PartialRequests, 
 
 
 def overlap_policy(scheduler: Any, *, is_on: bool, min_tokens: int) -> OverlapPolicy:
-    """Overlap where the engine can clip a prompt anywhere, and where nothing else moves its KV blocks."""
+    """Overlap policy, on only where prompts can be clipped anywhere and nothing else moves KV blocks."""
     return OverlapPolicy(is_on and can_clip(scheduler), min_tokens, scheduler.num_prefill_lookahead)
 
 
 class GivingWay:
-    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it.
+    """Preempts stalled requests that hold what others need; the parking scheduler keeps `stalled` (their
+    ids).
 
-    `share`: of the KV blocks, and of the seats, that incomplete partial requests may hold; one seat is left.
+    `share` limits the KV blocks and seats of incomplete partial requests; one seat is left free.
     """
 
     def __init__(self, scheduler: Any, consumer: Consumer, stalled: AbstractSet[str], share: float) -> None:
@@ -60,13 +61,13 @@ class GivingWay:
 
     # ---- around a step ---------------------------------------------------------------------------
     def may_begin(self, request: Request) -> bool:
-        """Is there room for this waiting request, of which items are missing? If so it is a partial one."""
+        """True if there is room for this waiting request to begin without all of its items."""
         num_blocks = self._blocks_of_prompt(request)
         watermark = self._scheduler.kv_cache_manager.watermark_blocks
         return self.partial.may_begin(num_blocks + watermark, self._pool.get_num_free_blocks())
 
     def begin(self, request: Request) -> None:
-        """It was admitted; whether it gets blocks is seen in this step."""
+        """Count an admitted partial request; this step shows whether it gets blocks."""
         self.partial.begin(request.request_id, self._blocks_of_prompt(request))
 
     def before_step(self) -> None:
@@ -82,7 +83,7 @@ class GivingWay:
         self._make_seat()
 
     def after_step(self) -> list[Request]:
-        """Who gave way waits again, in the place of its arrival. Returns those that were refused blocks."""
+        """Requeue preempted requests in order of arrival; returns the requests that were refused blocks."""
         for request in self._gave_way:  # the newest first: each goes in front of the one before
             self._scheduler.waiting.prepend_request(request)
         self._gave_way.clear()
@@ -106,7 +107,7 @@ class GivingWay:
 
     # ---- blocks ----------------------------------------------------------------------------------
     def _allocate_or_give_way(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the KV cache's `allocate_slots`, with its arguments. None: there are none."""
+        """Wrap the KV cache's `allocate_slots`, preempting stalled requests if needed; may return None."""
         blocks = self._allocate(request, *args, **kwargs)
         if blocks is None and request.status != RequestStatus.RUNNING:
             if self.partial.end(request.request_id):
@@ -121,7 +122,7 @@ class GivingWay:
         return blocks
 
     def _victim(self, request: Request) -> Request | None:
-        """The newest of those that may give way to `request`, which cannot run without."""
+        """Newest request that may give way to `request`, which cannot run without its blocks."""
         running = self._scheduler.running
         if (
             request.status == RequestStatus.RUNNING
@@ -132,15 +133,15 @@ class GivingWay:
         return newest(victims, by_priority=self._is_by_priority)
 
     def _victims_of_waiting(self) -> list[Request]:
-        """Partial ones, whatever their priority: parked they would hold nothing either.
+        """Partial requests of any priority, since parked they would hold nothing either.
 
-        A request that is served item by item, larger than the budget, keeps its blocks.
+        A request larger than the budget, which is served item by item, keeps its blocks.
         """
         running = self._scheduler.running
         return [each for each in running if each.request_id in self.partial and self._waits(each)]
 
     def _waits(self, request: Request) -> bool:
-        """Is it stalled still, so that no step that is being scheduled reads what it holds?"""
+        """True if the request is still stalled, so that no step being scheduled reads its blocks."""
         return (
             request.request_id in self._stalled
             and self._consumer.is_waiting(request.request_id)
@@ -148,7 +149,8 @@ class GivingWay:
         )
 
     def _helps(self, request: Request, cached: Any) -> bool:
-        """Is it enough for the waiting `request` if all give way? `cached`: its blocks that are there."""
+        """True if the waiting `request` fits once all victims give way; `cached` are its blocks already
+        there."""
         running = self._scheduler.running
         if all(each.request_id in self._stalled for each in running):
             return True  # no other request will ever give blocks back
@@ -164,7 +166,7 @@ class GivingWay:
         return bool(self._pool.get_num_free_blocks() + num_held >= num_needed)
 
     def _blocks_held(self, request: Request, shared: AbstractSet[int]) -> int:
-        """Blocks that would be free without the request, but for those that the other one uses itself."""
+        """Number of blocks that preempting `request` frees, without those in `shared`."""
         blocks = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
         return sum(
             block.ref_cnt == 1 and not block.is_null and block.block_id not in shared
@@ -190,7 +192,7 @@ class GivingWay:
                 self._give_way(victim)
 
     def _give_way(self, victim: Request) -> None:
-        """It waits again when this step is scheduled: vLLM may be taking the head of the queue now."""
+        """Preempt `victim`; it is requeued after this step, because vLLM may be iterating the queue now."""
         scheduler = self._scheduler
         scheduler.running.remove(victim)
         scheduler._preempt_request(victim, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery)

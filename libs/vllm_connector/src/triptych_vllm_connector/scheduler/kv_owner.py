@@ -1,7 +1,7 @@
-"""EngineCore of an engine that prefills: what is said of a KV cache beside where it lies.
+"""Describes KV caches in the EngineCore of an engine that prefills: the end of the lease, and the prompt.
 
-When its lease ends, by this engine's own clock, and which prompt it is of: both engines render a request for
-themselves, and a template may put the time into it. KV blocks of other tokens would be taken unnoticed.
+The lease ends by this engine's own clock. Both engines render a request, and a template may put the time into
+it: without a description of the prompt, KV blocks of other tokens would be taken unnoticed.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ PROMPT = "remote_prompt"  # of `kv_transfer_params`
 
 
 def describe_kv_caches(kv_connector: Any) -> None:
-    """Answers of `kv_connector`, vLLM's of this engine or None, get `remote_blocks_expiry_time` and `PROMPT`.
+    """Add `remote_blocks_expiry_time` and `PROMPT` to the answers of vLLM's `kv_connector` (or None).
 
-    vLLM's NIXL connector knows the first, and tells it for KV caches of decode engines alone.
+    vLLM's NIXL connector sends the first for KV caches of decode engines only.
     """
     scheduler = getattr(kv_connector, "connector_scheduler", None)
     if scheduler is None or not hasattr(scheduler, "_reqs_need_send"):
@@ -37,7 +37,7 @@ def describe_kv_caches(kv_connector: Any) -> None:
 
 
 def is_of_prompt(params: dict[str, Any], token_ids: Sequence[int] | None) -> bool:
-    """Whether the KV cache that `params` name is of this prompt, as far as its owner says."""
+    """True if the KV cache that `params` name is of this prompt, as far as its owner describes it."""
     said = params.get(PROMPT)
     if said is None or token_ids is None:
         return True
@@ -48,7 +48,7 @@ def is_of_prompt(params: dict[str, Any], token_ids: Sequence[int] | None) -> boo
 
 
 def _description(computed: Sequence[int], num_cut: int) -> dict[str, Any]:
-    """Of a prompt whose last `num_cut` tokens are not in the KV cache."""
+    """Description of a prompt whose last `num_cut` tokens are not in the KV cache."""
     return {
         "num_tokens": len(computed) + num_cut,
         "num_computed": len(computed),

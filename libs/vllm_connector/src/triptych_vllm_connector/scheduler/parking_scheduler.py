@@ -10,7 +10,7 @@ left, the engine waits for input. What stalled requests hold they give back when
 """
 
 from collections.abc import Callable, Container, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -24,19 +24,44 @@ from triptych_vllm_connector.scheduler.encoder_cache_manager import Preallocatin
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
-from triptych_vllm_connector.scheduler.lora_slots import LoraSlots
 from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
 
+# A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
+_Base: Any = Scheduler if TYPE_CHECKING else object
 
-class ParkingMixin:
-    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+
+class LoraSlots:
+    """Keeps the adapter slots of stalled requests.
+
+    vLLM admits a waiting request while the requests of this step use fewer than `max_loras` adapters. A
+    stalled request is in no step: another adapter would take its slot, and its next step would have more
+    adapters than slots, which ends the engine (an assertion in `Scheduler.schedule`).
+    """
+
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = max_loras
+
+    def has_room(self, request: Request, running: Iterable[Request]) -> bool:
+        """True if the waiting request's adapter has a slot beside those of all running requests."""
+        adapter = _adapter_of(request)
+        held = {_adapter_of(each) for each in running} - {0}
+        return not adapter or adapter in held or len(held) < self._max_loras
+
+
+def _adapter_of(request: Request) -> int:
+    """Id of the request's LoRA adapter; 0 without one."""
+    return request.lora_request.lora_int_id if request.lora_request is not None else 0
+
+
+class ParkingMixin(_Base):
+    """Mixin in front of one of vLLM's schedulers; all methods run on EngineCore's thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        connector = self.ec_connector  # type: ignore[attr-defined]
-        manager = self.encoder_cache_manager  # type: ignore[attr-defined]
+        connector = self.ec_connector
+        manager = self.encoder_cache_manager
         if not isinstance(connector, TriptychECConnector) or not isinstance(
             manager, PreallocatingEncoderCacheManager
         ):
@@ -48,7 +73,7 @@ class ParkingMixin:
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
         self._without_slot: list[Request] = []  # of the waiting ones, in the last step
-        self._lora_slots = LoraSlots(self.lora_config.max_loras if self.lora_config else 0)  # type: ignore[attr-defined]
+        self._lora_slots = LoraSlots(self.lora_config.max_loras if self.lora_config else 0)
         self.num_steps = 0
         describe_kv_caches(getattr(self, "connector", None))
         config = connector.config
@@ -61,7 +86,7 @@ class ParkingMixin:
             self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
-        """Called by the plugin once EngineCore can be woken."""
+        """Set the function that wakes EngineCore; called by the plugin."""
         self.consumer.attach_waker(wake_engine)
 
     # ---- scheduling ------------------------------------------------------------------------------
@@ -76,7 +101,7 @@ class ParkingMixin:
         if self._prompt_steps.take_turns:
             self._ask_ahead()
         self._prompt_steps.before_step()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         is_late = self._prompt_steps.on_step_scheduled(output)
         if isinstance(orders := output.ec_connector_metadata, StepOrders):
             orders.is_late = is_late
@@ -89,67 +114,67 @@ class ParkingMixin:
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
-        """Called before a waiting request gets KV blocks. True: it stays in the queue, or is parked."""
-        if not self._lora_slots.has_room(request, self.running):  # type: ignore[attr-defined]
+        """True if a waiting request must stay in the queue or be parked; called before it gets KV blocks."""
+        if not self._lora_slots.has_room(request, self.running):
             self._without_slot.append(request)
             return True
-        pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
+        pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)
         if not pending and request.mm_features and self.consumer.is_partial(request.request_id):
             pending = not self._may_begin_in_part(request)
             if not pending and self._giving_way is not None:
                 self._giving_way.begin(request)
-        if pending and not self._holds_kv_blocks(request):  # type: ignore[attr-defined]
+        if pending and not self._holds_kv_blocks(request):
             self._deferred.append(request)
         return pending
 
     def _may_begin_in_part(self, request: Request) -> bool:
-        """Is there room for the waiting request, which misses items? If not, it waits for them all."""
+        """True if a waiting request may begin without some items; otherwise it waits for all of them."""
         if self._giving_way is not None and self._giving_way.may_begin(request):
             return True
         self.consumer.begin_whole(request.request_id)
         return False
 
     def _is_ready(self, request: Request) -> bool:
-        """Has the waiting request all that its prompt needs, but for KV blocks?"""
-        return self._lora_slots.has_room(request, self.running) and (  # type: ignore[attr-defined]
+        """True if a waiting request has all that its prompt needs, except KV blocks."""
+        return self._lora_slots.has_room(request, self.running) and (
             not request.mm_features or self.consumer.may_be_scheduled(request.request_id)
         )
 
     def _ask_ahead(self) -> None:
-        """vLLM asks about nothing that waits in a step that what runs takes whole.
+        """Ask about waiting requests, which vLLM does not in a step that running requests fill.
 
-        Where flows take turns, what runs makes way: it is to be known for whom. What a flood has beyond its
-        turn is not asked about: it would take its place among those that wait for space.
+        Where flows take turns, running prompts make way for known requests. Requests beyond a flood's turn
+        are not asked about: they would take places among those that wait for space.
         """
-        for request in list(self.waiting):  # type: ignore[attr-defined]
+        for request in list(self.waiting):
             if not request.mm_features or self.consumer.was_asked(request.request_id):
                 continue
             if not self._prompt_steps.has_turn(request):
                 return  # nor has any behind it
-            if not self._lora_slots.has_room(request, self.running):  # type: ignore[attr-defined]
+            if not self._lora_slots.has_room(request, self.running):
                 continue
-            _, num_computed_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)  # type: ignore[attr-defined]
-            if not self.ec_connector.ensure_cache_available(request, num_computed_tokens):  # type: ignore[attr-defined]
+            _, num_computed_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
+            if not self.ec_connector.ensure_cache_available(request, num_computed_tokens):
                 self._park(request)
 
     def _try_schedule_encoder_inputs(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.ec_connector.plan_request(request.request_id)  # type: ignore[attr-defined]
-        return super()._try_schedule_encoder_inputs(request, *args, **kwargs)  # type: ignore[misc]
+        self.ec_connector.plan_request(request.request_id)
+        return super()._try_schedule_encoder_inputs(request, *args, **kwargs)
 
     def _park(self, request: Request) -> None:
         if self.consumer.has_failed(request.request_id):
             return  # stays in the queue: this step's output ends it
-        self.waiting.remove_requests([request])  # type: ignore[attr-defined]
-        self.deferred_waiting.discard(request)  # type: ignore[attr-defined]
+        self.waiting.remove_requests([request])
+        self.deferred_waiting.discard(request)
         self._parked[request.request_id] = request
         self.consumer.on_parked(request.request_id, self.num_steps)
 
     def _stall(self, scheduled: Container[str]) -> None:
-        """Running requests of this step that wait for an item cost no more steps.
+        """Stall running requests of this step that wait for an item, so that they cost no more steps.
 
-        A partial one is asked about at once, not in a step of its own that would compute nothing.
+        A partial request is asked about at once, not in a step of its own that would compute nothing.
         """
-        for request in self.running:  # type: ignore[attr-defined]
+        for request in self.running:
             engine_request_id = request.request_id
             if engine_request_id in scheduled:
                 if not self._is_partial(engine_request_id) or not request.is_prefill_chunk:
@@ -162,7 +187,7 @@ class ParkingMixin:
                 self._note_wait(request)
 
     def _note_wait(self, request: Request) -> None:
-        """A stalled request waits from when its last step is done."""
+        """Start the wait of a stalled request once its last step is done."""
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
 
@@ -170,9 +195,9 @@ class ParkingMixin:
         return self._giving_way is not None and engine_request_id in self._giving_way.partial
 
     def _end_overdue(self) -> None:
-        """The gateways of these requests do not wait for them any more, or hang."""
+        """End waiting requests past their deadline: their gateways have given up, or hang."""
         for engine_request_id in self.consumer.take_overdue():
-            request = self.requests.get(engine_request_id)  # type: ignore[attr-defined]
+            request = self.requests.get(engine_request_id)
             if request is None or request.is_finished():
                 continue
             is_incomplete = self._is_partial(engine_request_id) and self.consumer.is_incomplete(
@@ -196,10 +221,11 @@ class ParkingMixin:
         ready = [self._parked.pop(each) for each in woken if self._may_leave_parking(each)]
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.on_unparked(request.request_id, self.num_steps)
-            self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+            self.waiting.prepend_request(request)
 
     def _may_leave_parking(self, engine_request_id: str) -> bool:
-        """It is parked, and has all of its items, or room to begin without: else its step would be empty."""
+        """True if a parked request has all its items or room to begin without; otherwise its step would be
+        empty."""
         request = self._parked.get(engine_request_id)
         if request is None:
             return False
@@ -219,79 +245,79 @@ class ParkingMixin:
                 )
         self._loads_in_flight.on_step_output(_loads_of(scheduler_output))
         self.consumer.note_waiting(len(self._parked), len(self._stalled))
-        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         for engine_request_id in self._stalled:
-            self._note_wait(self.requests[engine_request_id])  # type: ignore[attr-defined]
+            self._note_wait(self.requests[engine_request_id])
         return outputs
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         if self._giving_way is not None:
             self._giving_way.partial.end(request.request_id)
         self._prompt_steps.remove_request(request.request_id)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Not while a step without output loads the item: if that fails, the request must be found.
+        """Free an item, unless a step without output loads it: a failed load must find the request.
 
-        Called with each output of the request, for every item that its tokens cover by now. The request has
-        a step in flight, so it is called again.
+        vLLM calls this with each output, for every item that the request's tokens cover. The request has a
+        step in flight, so the call is repeated.
         """
         if not self._loads_in_flight.is_loading(request.mm_features[input_id].identifier):
-            super()._free_encoder_input(request, input_id)  # type: ignore[misc]
+            super()._free_encoder_input(request, input_id)
 
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:
         self._resume_ready()
-        if self._stalled and self.get_num_unfinished_requests() == self._num_waiting_for_others:  # type: ignore[attr-defined]
+        if self._stalled and self.get_num_unfinished_requests() == self._num_waiting_for_others:
             return self.has_finished_requests() or self._has_views_to_drop
-        has_requests: bool = super().has_requests()  # type: ignore[misc]
+        has_requests: bool = super().has_requests()
         return has_requests
 
     @property
     def _num_waiting_for_others(self) -> int:
-        """Unfinished requests for which a step would do nothing: stalled ones, and those without a slot."""
-        if self._pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]
+        """Unfinished requests that a step would not advance: stalled, or without an adapter slot."""
+        if self._pause_state != PauseState.UNPAUSED:
             return len(self._stalled)  # vLLM does not count those in the queue
         return len(self._stalled) + sum(map(self._waits_for_slot, self._without_slot))
 
     def _waits_for_slot(self, request: Request) -> bool:
-        """Still: it has not ended, and the next step would not end it."""
+        """True if the request still waits for an adapter slot and the next step would not end it."""
         return (
             not request.is_finished()
             and not self.consumer.has_failed(request.request_id)
-            and not self._lora_slots.has_room(request, self.running)  # type: ignore[attr-defined]
+            and not self._lora_slots.has_room(request, self.running)
         )
 
     @property
     def _has_views_to_drop(self) -> bool:
-        """Of items that are computed: the workers drop them, and end their pins, with the next step."""
-        return self._giving_way is not None and bool(self.encoder_cache_manager.freed)  # type: ignore[attr-defined]
+        """True if computed items remain; the next step makes workers drop them and end their pins."""
+        return self._giving_way is not None and bool(self.encoder_cache_manager.freed)
 
     def add_request(self, request: Request) -> None:
-        super().add_request(request)  # type: ignore[misc]
-        if request.request_id in self.requests:  # type: ignore[attr-defined]  # else it ended a session
+        super().add_request(request)
+        if request.request_id in self.requests:  # else it ended a session
             self._prompt_steps.add_request(request)
         if request.mm_features:
             self.consumer.on_request_added(request)
 
     def reset_encoder_cache(self) -> None:
-        for request in self.running:  # type: ignore[attr-defined]
+        for request in self.running:
             self._loads_in_flight.note_departure(request, self)
-        super().reset_encoder_cache()  # type: ignore[misc]
+        super().reset_encoder_cache()
         self.consumer.on_cache_emptied()
 
     def has_finished_requests(self) -> bool:
-        """Parked requests are in `requests` and in no queue; they are not finished."""
-        if self.finished_req_ids:  # type: ignore[attr-defined]
+        """vLLM's answer without parked requests, which are in `requests` and in no queue."""
+        if self.finished_req_ids:
             return True
-        if self.connector is None:  # type: ignore[attr-defined]
+        if self.connector is None:
             return False
-        num_running, num_waiting = self.get_request_counts()  # type: ignore[attr-defined]
-        return len(self.requests) > num_running + num_waiting + len(self._parked)  # type: ignore[attr-defined]
+        num_running, num_waiting = self.get_request_counts()
+        return len(self.requests) > num_running + num_waiting + len(self._parked)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's metric of waiting requests counts the parked ones, too."""
-        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        """vLLM's statistics with parked requests counted as waiting."""
+        stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.num_waiting_reqs += len(self._parked)
         return stats
@@ -300,13 +326,13 @@ class ParkingMixin:
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
         if request_ids is None:
-            request_ids = list(self.requests)  # type: ignore[attr-defined]
+            request_ids = list(self.requests)
         request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         for request_id in request_ids:
-            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+            request = self.requests.get(request_id)
             if request is not None and not request.is_finished():
                 self._loads_in_flight.note_departure(request, self)
-        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
         for request in finished:
             self._parked.pop(request.request_id, None)
             self._stalled.discard(request.request_id)
@@ -314,7 +340,7 @@ class ParkingMixin:
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._loads_in_flight.note_departure(request, self)
-        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        super()._preempt_request(request, *args, **kwargs)
         if request.mm_features:
             if request.request_id in self._stalled:
                 self._stalled.remove(request.request_id)
@@ -330,8 +356,8 @@ def _loads_of(scheduler_output: Any) -> set[str]:
 
 
 class ParkingScheduler(ParkingMixin, Scheduler):
-    """For the CPU, and wherever scheduling is synchronous."""
+    """Parking scheduler for CPUs, and wherever scheduling is synchronous."""
 
 
 class ParkingAsyncScheduler(ParkingMixin, AsyncScheduler):
-    """For GPUs: vLLM schedules the next step while the last one runs."""
+    """Parking scheduler for GPUs: vLLM schedules the next step while the last one runs."""

@@ -1,6 +1,6 @@
-"""Partial requests: those that began before all of their items were here, and how many there may be. Pure.
+"""Partial requests: requests that began before all of their items were here, and their limit. Pure.
 
-    may_begin --yes--> begin --prompt computed, preempted, or ended--> end
+may_begin --yes--> begin --prompt computed, preempted, or ended--> end
 
 What they hold while they wait, others lack: blocks of the KV cache, and one of the requests that may run at
 once (a seat). So all partial requests that still miss an item have a share of both. A request that is the
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class PartialRequests:
-    """`max_blocks`, `max_seats`: what they may hold together. `is_incomplete(id)`: does it miss an item?"""
+    """Partial requests, together limited to `max_blocks` and `max_seats` while `is_incomplete(id)`."""
 
     def __init__(self, max_blocks: int, max_seats: int, is_incomplete: Callable[[str], bool]) -> None:
         self._max_blocks = max_blocks
@@ -30,27 +30,27 @@ class PartialRequests:
         return engine_request_id in self._num_blocks
 
     def ids(self) -> list[str]:
-        """Engine request ids, the first that began first."""
+        """Engine request ids, in the order they began."""
         return list(self._num_blocks)
 
     def may_begin(self, num_blocks: int, num_free_blocks: int) -> bool:
-        """Is there room for one more, whose prompt takes `num_blocks`?"""
+        """True if one more request, whose prompt takes `num_blocks`, may begin."""
         held = [self._num_blocks[each] for each in self._num_blocks if self._is_incomplete(each)]
         if len(held) >= self._max_seats or num_blocks > num_free_blocks:
             return False
         return not held or sum(held) + num_blocks <= self._max_blocks
 
     def begin(self, engine_request_id: str, num_blocks: int) -> None:
-        """It runs without all of its items."""
+        """Add a request that runs without all of its items."""
         self._num_blocks[engine_request_id] = num_blocks
 
     def end(self, engine_request_id: str) -> bool:
-        """It is like all others now, or gone. False: it was no partial request."""
+        """Remove a request that is complete or gone; False if it was not partial."""
         return self._num_blocks.pop(engine_request_id, None) is not None
 
 
 def newest(requests: Iterable[Any], *, by_priority: bool) -> Any | None:
-    """Of vLLM's requests the one that gives way first: the last that came, of the lowest priority."""
+    """The request that gives way first: the last to arrive, of the lowest priority."""
     return max(
         requests,
         key=lambda each: (each.priority if by_priority else 0, each.arrival_time),

@@ -29,24 +29,24 @@ from statistics import median
 from triptych_common.cores.plan import CorePolicy
 
 DECODE_SHARES: dict[CorePolicy, float] = {"split": 0.0, "text_first": 0.3, "image_first": 0.1}
-"""By default."""
+"""Default `decode_share` of each core policy."""
 CHUNK_SIZES: tuple[int, ...] = tuple(sorted(size << power for size in (32, 48) for power in range(9)))
-"""Tokens. Few different ones: kernels are chosen, and on the CPU made, for each shape."""
+"""Sizes in tokens; few, because kernels are chosen (and on CPUs compiled) for each shape."""
 TURN_S = 0.05
-"""Of prompts in a step while flows take turns: what one that comes waits for."""
+"""Seconds of prompts in a step while flows take turns, which bounds the wait of a new request."""
 LATE_TURN_S = 0.15
-"""Of a late prompt, and others, in a step: who comes now comes after it."""
+"""Seconds of prompts in a step with a late prompt; new requests come after it."""
 FIRST_CHUNK = 64
-"""While it is not known what tokens cost."""
+"""Tokens of a chunk until the cost of tokens is known."""
 NUM_REMEMBERED = 16
 MAX_AGE_STEPS = 256
-"""What decoding costs is measured again after so many steps: contexts grow."""
+"""Steps after which the cost of decoding is measured again, because contexts grow."""
 MAX_LOOKS = 2
-"""Steps without a prompt, one after another, that are to show what decoding costs."""
+"""Maximum number of successive steps without a prompt that measure the cost of decoding."""
 
 
 class PromptChunks:
-    """`decode_share`: of a step's time, for those that decode; 0: a step takes as much as vLLM lets it."""
+    """Limits a step's prompt tokens so that decoding keeps `decode_share` of the time; 0 is unlimited."""
 
     def __init__(self, decode_share: float) -> None:
         self._decode_share = decode_share
@@ -60,13 +60,13 @@ class PromptChunks:
 
     @property
     def is_on(self) -> bool:
-        """Are steps bounded at all?"""
+        """True if steps are limited at all."""
         return self._decode_share > 0
 
     def note_step(
         self, num_prompt_tokens: int, num_decoding: int, seconds: float, *, is_late: bool = False
     ) -> None:
-        """A step with so many tokens of prompts and so many requests that decode took `seconds`."""
+        """Record the seconds of a step with these numbers of prompt tokens and decoding requests."""
         self._num_steps += 1
         if num_prompt_tokens >= CHUNK_SIZES[0]:
             self._prompt_steps[is_late].append((num_prompt_tokens, num_decoding, seconds))
@@ -77,9 +77,9 @@ class PromptChunks:
             self._num_looks = 0
 
     def max_prompt_tokens(self, num_decoding: int, *, is_late: bool = False) -> int | None:
-        """Of a step in which so many others decode, with a late prompt or without. None: as vLLM lets it.
+        """Maximum prompt tokens of a step in which `num_decoding` requests decode; None is vLLM's own limit.
 
-        0: none in this step, which shows what decoding costs.
+        0 keeps prompts out of this step, to measure the cost of decoding.
         """
         if not (self.is_on and num_decoding):
             return None
@@ -93,22 +93,20 @@ class PromptChunks:
         return self._largest_within(decode_s * (1 - self._decode_share) / self._decode_share, steps)
 
     def max_turn_tokens(self, *, is_late: bool = False) -> int | None:
-        """Of a step while several flows have requests, where no decoding is to be kept from waiting.
-
-        None: as `max_prompt_tokens`.
-        """
+        """Maximum prompt tokens of a step while several flows have requests and none decodes; None is vLLM's
+        own."""
         steps = self._steps_like(is_late)
         if not (self.is_on and steps):
             return None
         return self._largest_within(LATE_TURN_S if is_late else TURN_S, steps)
 
     def _steps_like(self, is_late: bool) -> Sequence[tuple[int, int, float]]:
-        """The latest ones with prompts; of the other kind while there are none."""
+        """Latest steps with prompts of this kind; of the other kind if there are none."""
         steps = self._prompt_steps[is_late]
         return steps or self._prompt_steps[not is_late]
 
     def _largest_within(self, most_s: float, steps: Sequence[tuple[int, int, float]]) -> int:
-        """The largest chunk that takes no longer, or as long as a step takes for itself."""
+        """Largest chunk within `most_s`, or within the fixed cost of a step if that is longer."""
         step_s, token_s = self._prompt_costs(steps)
         num_tokens = max(most_s - step_s, step_s) / max(token_s, 1e-9)
         fitting = [size for size in CHUNK_SIZES if size <= num_tokens]
@@ -119,14 +117,14 @@ class PromptChunks:
         return seen_at is None or self._num_steps - seen_at > MAX_AGE_STEPS
 
     def _decoding_s(self, num_decoding: int) -> float:
-        """Of a step without a prompt, as with the nearest number of requests that was seen; 0: none was."""
+        """Seconds of a step without a prompt for the nearest measured number of requests; 0 if none is."""
         if not self._decode_s:
             return 0.0
         size = num_decoding.bit_length()
         return median(self._decode_s[min(self._decode_s, key=lambda seen: abs(seen - size))])
 
     def _prompt_costs(self, prompt_steps: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-        """What a step with a prompt takes beyond decoding: for itself, and for each token."""
+        """Seconds that a prompt adds to a step: fixed, and for each token."""
         sizes = {decoding for _, decoding, _ in prompt_steps}
         decoding_s = {decoding: self._decoding_s(max(decoding, 1)) for decoding in sizes}
         steps = [
@@ -142,5 +140,5 @@ class PromptChunks:
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
-    """Rather too much than too little: cores that were borrowed may be gone in the next step."""
+    """Upper quartile, a pessimistic estimate: cores borrowed now may be gone in the next step."""
     return sorted(values)[len(values) * 3 // 4]

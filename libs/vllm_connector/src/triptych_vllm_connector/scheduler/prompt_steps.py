@@ -39,9 +39,9 @@ class _Step:
 
 
 class PromptSteps:
-    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it.
+    """Orders and limits the prompts of a step; the parking scheduler keeps `stalled` (engine request ids).
 
-    `is_ready(request)`: would a request that waits be computed if a step had room for it?
+    `is_ready(request)` is true for a waiting request that would be computed if a step had room for it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PromptSteps:
         self._last_output_at = 0.0
 
     def add_request(self, request: Request) -> None:
-        """It has come."""
+        """Add a new request to its flow."""
         params = request.ec_transfer_params  # vLLM takes anything
         flow = params.get("flow") if isinstance(params, dict) else UNNAMED
         self._turns.add_request(
@@ -82,14 +82,14 @@ class PromptSteps:
         )
 
     def remove_request(self, engine_request_id: str) -> None:
-        """It has ended. Idempotent."""
+        """Remove a request that has ended. Idempotent."""
         if self._turns.has_begun(engine_request_id):
             self._without_room.clear()  # it had KV blocks
         self._without_room.discard(engine_request_id)
         self._turns.remove_request(engine_request_id)
 
     def sort_waiting(self) -> None:
-        """By turns, where several flows have requests."""
+        """Sort the waiting queue by turns, where several flows have requests."""
         if not self._turns.are_several or self._is_by_priority:
             return
         waiting = self._scheduler.waiting
@@ -100,11 +100,11 @@ class PromptSteps:
             waiting.extend(ordered)
 
     def has_turn(self, request: Request) -> bool:
-        """Does nobody who is computed now, or comes now, come before it?"""
+        """True if no running or new request has an earlier virtual start time."""
         return self._turns.has_turn(request.request_id)
 
     def before_step(self) -> None:
-        """Order what runs, and bound the step. What waits is in order."""
+        """Order the running requests and limit the step; the waiting queue is sorted already."""
         self._late = set()
         if not self._is_on:
             return
@@ -132,13 +132,13 @@ class PromptSteps:
             self._make_way_for(ready[0])
 
     def _late_prompts(self, ready: list[Request]) -> list[Request]:
-        """Begun ones, and those of `ready`, in the order of their turns."""
+        """Late prompts among the begun ones and `ready`, in the order of their turns."""
         running = (each for each in self._scheduler.running if self._rank(each) == 1)
         late = [each for each in chain(running, ready) if self._turns.is_late(each.request_id)]
         return sorted(late, key=self._turn)
 
     def _max_late_tokens(self, late: list[Request], otherwise: int | None) -> int | None:
-        """As many as `late` prompts need, within their time; no small rest of the first one is left."""
+        """Prompt tokens for a step with `late` prompts; leaves no small rest of the first one."""
         most = self._chunks.max_turn_tokens(is_late=True)
         if most is None or otherwise is None:
             return otherwise
@@ -147,7 +147,7 @@ class PromptSteps:
         return max(min(most, sum(map(_num_new_tokens, late))), otherwise)
 
     def _make_way_for(self, first: Request) -> None:
-        """Leave begun prompts whose turns came after that of `first`, which could begin, out of this step."""
+        """Leave out of this step begun prompts with a later turn than `first`, which could begin."""
         scheduler = self._scheduler
         tag = self._turns.tag_of(first.request_id)
         for request in scheduler.running:
@@ -159,7 +159,7 @@ class PromptSteps:
                 )
 
     def _ready(self) -> Iterator[Request]:
-        """Of the waiting ones, in their order, those that could begin. None behind one without room."""
+        """Waiting requests that could begin, in order, up to the first without room."""
         scheduler = self._scheduler
         num_active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         if num_active >= scheduler.max_num_active_reqs or scheduler.pause_state != PauseState.UNPAUSED:
@@ -174,7 +174,7 @@ class PromptSteps:
         return _is_free(request) and self._is_ready(request)
 
     def on_step_scheduled(self, output: Any) -> bool:
-        """vLLM has scheduled the step. Returns whether it computes a prompt that was late before it."""
+        """Record a scheduled step; True if it computes a prompt that was late before it."""
         for request in output.scheduled_new_reqs:
             self._turns.begin_prompt(request.req_id)
         if not self._is_on:
@@ -188,7 +188,7 @@ class PromptSteps:
         return is_late
 
     def _note_room(self, output: Any) -> None:
-        """Did the one that others made way for begin, unless others took the whole step?"""
+        """Record that the request others made way for found no room, unless the step was full."""
         first, self._made_way_for = self._made_way_for, ""
         is_full = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
         if not first or first in output.num_scheduled_tokens or is_full:
@@ -197,7 +197,7 @@ class PromptSteps:
             self._without_room.add(first)
 
     def on_step_output(self, output: Any) -> None:
-        """The step is done. One that was scheduled while another ran has begun when that was done."""
+        """Record the end of a step; a step scheduled meanwhile counts as begun at that time."""
         now = self._now()
         while self._in_flight:
             step = self._in_flight.popleft()
@@ -212,7 +212,7 @@ class PromptSteps:
 
     @property
     def take_turns(self) -> bool:
-        """Do begun prompts make way for those whose turn came before?"""
+        """True if begun prompts make way for prompts with an earlier turn."""
         return self._is_on and self._turns.are_several and not self._is_by_priority
 
     @property
@@ -231,7 +231,7 @@ class PromptSteps:
 
 
 def _is_free(request: Request) -> bool:
-    """Does vLLM look at the waiting request, or would it if it came to it?"""
+    """True if vLLM considers the waiting request for scheduling, now or once it is reached."""
     if request.num_stale_output_tokens and not request.drop_stale_output:
         return False
     if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:

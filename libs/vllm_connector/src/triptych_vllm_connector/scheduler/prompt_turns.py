@@ -1,21 +1,21 @@
-"""Whose prompt is computed next: flows share what prefill takes. Pure.
+"""Order of prompts by start-time fair queueing over flows. Pure.
 
-A flow is all requests of one API key, or of one tenant (`ECTransferParams.flow`); those that do not say so
-are one flow. Start-time fair queueing (Goyal, Vin and Cheng, 1996): each request has a tag from when it
-comes, the start of its turn. A flow's turn starts where its last one ends, or now if that is later. Now is
-the tag of the prompt that began last. A turn ends later by the tokens of the prompt. Prompts go by their
-tags, so a flow that has one request waits for none of what another has beyond its own turn, and requests of
-one flow go as they came. What ends before its turn has cost nothing.
+A flow is all requests of one API key or tenant (`ECTransferParams.flow`); unnamed requests form one flow.
+Goyal, Vin and Cheng, 1996: each request gets a tag on arrival, its virtual start time, which is the end of
+its flow's last turn or the current virtual time, whichever is later. The virtual time is the tag of the
+prompt that began last. A turn lasts as many units as the prompt has tokens. Prompts go by their tags, so a
+flow with one request does not wait for another flow's backlog, and requests of one flow keep their order. A
+request that ends before its turn costs nothing.
 """
 
 from collections import Counter
 
 UNNAMED = ""
-"""The flow of those that name none: all who send text alone, among others."""
+"""Flow of all requests that name none, among them all text-only ones."""
 
 
 class PromptTurns:
-    """Of the requests of one engine."""
+    """Fair queue of one engine's prompts."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -31,11 +31,11 @@ class PromptTurns:
 
     @property
     def are_several(self) -> bool:
-        """Do requests of several flows share?"""
+        """True if requests of several flows share the engine."""
         return len(self._num_requests) > 1
 
     def add_request(self, engine_request_id: str, flow: str, num_tokens: int) -> None:
-        """A request with a prompt of so many tokens has come. Again: nothing new."""
+        """Add a request with a prompt of `num_tokens`. Idempotent."""
         if engine_request_id in self._tags:
             return
         tag = max(self._now, self._ends.get(flow, 0.0))
@@ -48,7 +48,7 @@ class PromptTurns:
         self._num_requests[flow] += 1
 
     def begin_prompt(self, engine_request_id: str) -> None:
-        """Its prompt is computed from now on. Idempotent."""
+        """Record that the prompt's computation begins. Idempotent."""
         if engine_request_id not in self._not_begun:
             return
         self._leave_waiting(engine_request_id)
@@ -64,7 +64,7 @@ class PromptTurns:
             self._ends = {flow: end for flow, end in self._ends.items() if end > tag}
 
     def remove_request(self, engine_request_id: str) -> None:
-        """It has ended. Idempotent."""
+        """Remove a request that has ended. Idempotent."""
         flow = self._flows.get(engine_request_id)
         if flow is None:
             return
@@ -78,29 +78,29 @@ class PromptTurns:
             del self._num_requests[flow]
 
     def has_begun(self, engine_request_id: str) -> bool:
-        """Its prompt is computed, or was."""
+        """True if the prompt is being computed, or is done."""
         return engine_request_id not in self._not_begun
 
     def has_turn(self, engine_request_id: str) -> bool:
-        """Does nobody who has begun, or who comes now, come before it?"""
+        """True if no begun or new request has an earlier virtual start time."""
         return self.tag_of(engine_request_id) <= self._now
 
     def is_late(self, engine_request_id: str) -> bool:
-        """Has a prompt of another flow begun whose turn came after this one's?"""
+        """True if a prompt of another flow with a later turn has begun before."""
         is_last = self._flows.get(engine_request_id) == self._last[0]
         return self.tag_of(engine_request_id) < (self._last_of_others if is_last else self._last[1])
 
     def is_ahead(self, engine_request_id: str, of: str) -> bool:
-        """Does the request's flow wait for more than `of` does, and than this request asked for?
+        """True if the request's flow has more tokens waiting than `of` and than this request.
 
-        So it has more than one further request under way. Never the flow of those that name none.
+        Such a flow has more than one further request under way. Always False for the unnamed flow.
         """
         flow = self._flows.get(engine_request_id, UNNAMED)
         least = max(self._sizes.get(of, 0), self._sizes.get(engine_request_id, 0))
         return flow != UNNAMED and self._num_waiting_tokens[flow] > least
 
     def tag_of(self, engine_request_id: str) -> float:
-        """The start of its turn: the least goes first."""
+        """Virtual start time; the lowest goes first."""
         return self._tags.get(engine_request_id, 0.0)
 
     def _leave_waiting(self, engine_request_id: str) -> None:

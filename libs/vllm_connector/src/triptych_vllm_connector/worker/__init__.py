@@ -6,14 +6,12 @@ runner_wrappers         in front of vLLM's model runner: when encoding starts; n
 kv/                     KV caches of other engines: when transfers go on, and until when reads count
 ports                   the connector's interface, as these call it
 step_check              encoder: whether the rows of a video's step depend on its other steps
-deepstack               prefill_decode: models whose towers feed several layers, without a tower
 containment             encoder: an item that raises inside the vision tower costs its own job alone
 encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock
 writing                 encoder: an output to its reservation, then the seal
 loading                 prefill_decode: sealed tensors into vLLM's encoder cache; their pins end
 cores/                  what it computes on: on the CPU how many threads, and on which cores now; or which GPU
 store_worker            base class of both ends: the store session, the transports, spans
-transports              the ends of all transports, by the memory that an order names
+transports              the ends of all transports, by the memory that an order names; transport `redis`
 cuda_transports         transports `pinned_shm` and `cuda_ipc`, on the worker's GPU
-redis_transport         transport `redis`
 """

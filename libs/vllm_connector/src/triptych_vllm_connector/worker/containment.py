@@ -78,7 +78,7 @@ def encode_contained(
 
 
 def check_device() -> None:
-    """After an error of unknown cause: one of the device itself shows here, and ends the engine.
+    """Check the device after an error of unknown cause; a device error ends the engine.
 
     Raises:
         torch.AcceleratorError: nothing on this device can be trusted any more.
@@ -88,7 +88,7 @@ def check_device() -> None:
 
 
 def _is_fatal(error: Exception, num_ranks: int) -> bool:
-    """The device's state is lost, or that of other ranks, which may not have raised."""
+    """True if the state of the device is lost, or of other ranks that may not have raised."""
     return isinstance(error, torch.AcceleratorError) or (
         num_ranks > 1 and isinstance(error, (torch.OutOfMemoryError, torch.distributed.DistError))
     )

@@ -1,4 +1,4 @@
-"""A worker's ends on its GPU: one driver, one registered region, one slab mapping per store."""
+"""Transports on a worker's GPU: one driver, one registered region, one slab mapping per store."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class GpuTransports:
-    """What is made here is closed here. For vLLM's thread."""
+    """Creates and closes the GPU's readers and writers, for vLLM's thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GpuTransports:
         region: Callable[[], RegionMapping],
         welcome: Callable[[], Welcome],
     ) -> None:
-        """`driver` None: NVIDIA's bindings are missing; then the region is copied by torch alone."""
+        """`driver` is None if NVIDIA's bindings are missing; torch alone then copies the region."""
         self._driver = driver
         self._device = device
         self._device_type = device_type
@@ -69,7 +69,7 @@ class GpuTransports:
         return SlabReader(self._device, self.slab, self._releaser)
 
     def slab(self) -> SlabMapping:
-        """Of the store as it is now. An earlier store's is unmapped when the last view of it is gone.
+        """Mapping of the current store's slab; an earlier store's is unmapped with its last view.
 
         Raises:
             StoreUnavailableError: this store has none.
@@ -84,11 +84,11 @@ class GpuTransports:
         return self._slab
 
     def device_uuid(self) -> str | None:
-        """Of this worker's GPU, or of its part of one (MIG); None: NVIDIA's bindings are missing."""
+        """UUID of this worker's GPU or MIG part; None if NVIDIA's bindings are missing."""
         return None if self._driver is None else self._driver.device_uuid()
 
     def probe_slab(self) -> None:
-        """Map the slab, and copy its first and its last byte: only what was done once is announced.
+        """Map the slab and copy its first and last byte: only what worked once is announced.
 
         Raises:
             StoreUnavailableError: this store has none.
@@ -111,7 +111,7 @@ class GpuTransports:
         return None if slab is None or not slab.is_mapped else (slab.address, slab.info.num_bytes)
 
     def close(self) -> None:
-        """The slab stays mapped while vLLM still holds views of it."""
+        """Close; the slab stays mapped while vLLM holds views of it."""
         self._retire_slab()
         if self._releaser is not None:
             self._releaser.close()
@@ -129,7 +129,7 @@ class GpuTransports:
         return self._driver
 
     def try_register(self) -> RegisteredRegion | None:
-        """Once for the process. None: it cannot be, or there are no bindings."""
+        """Register the region once for the process; None if it cannot be, or there are no bindings."""
         if self._registered is None and self._driver is not None:
             try:
                 self._registered = RegisteredRegion(self._driver, self._region())
@@ -139,7 +139,7 @@ class GpuTransports:
 
 
 class CopyingReader:
-    """One copy by torch, which the engine's thread waits for."""
+    """Reader that copies with torch, while the engine's thread waits."""
 
     def __init__(self, mapping: RegionMapping, device_type: str) -> None:
         self._mapping = mapping

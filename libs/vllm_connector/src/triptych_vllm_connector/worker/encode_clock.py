@@ -1,4 +1,4 @@
-"""How long a step's encoding took: by the host's clock, or the GPU's where the host only launches kernels."""
+"""Clock of a step's encoding: the host's, or the GPU's where the host only launches kernels."""
 
 import time
 from collections.abc import Callable
@@ -8,20 +8,20 @@ import torch
 
 
 class EncodeClock(Protocol):
-    """One step at a time."""
+    """Measures the encoding of one step at a time."""
 
     def start(self) -> None:
-        """The encoder runs now, for every item of this step."""
+        """Mark the start of the encoder, for every item of this step."""
 
     def mark_end(self) -> None:
-        """The step's items are encoded, or will be by what is on the stream now. The first call counts."""
+        """Mark the end: items are encoded, or will be by work now on the stream. The first call counts."""
 
     def span_ns(self) -> tuple[int, int]:
-        """Start and end in Unix nanoseconds; asked for when the GPU has written the item."""
+        """Start and end in Unix nanoseconds; called once the GPU has written the item."""
 
 
 class HostClock:
-    """For the CPU: what was asked for is done."""
+    """Clock for CPUs, where calls return when the work is done."""
 
     def __init__(self) -> None:
         self._start_ns = 0
@@ -42,22 +42,22 @@ class TimedEvent(Protocol):
     """A point on a stream; `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
-        """Has the stream come to it?"""
+        """True once the stream has reached the event."""
         ...
 
     def elapsed_time(self, end_event: "TimedEvent") -> float:
-        """Milliseconds between two that were reached."""
+        """Milliseconds between two reached events."""
         ...
 
 
 class DeviceClock:
-    """For a GPU: two events around the encoder's kernels, which the host does not wait for.
+    """Clock for GPUs: two events around the encoder's kernels, which the host does not wait for.
 
-    Where the stream has not come to the second one, since nothing was written, the launches are measured.
+    If the stream has not reached the second event, because nothing was written, the launches are measured.
     """
 
     def __init__(self, record: Callable[[], TimedEvent]) -> None:
-        """`record`: an event on the stream that is current."""
+        """`record` returns an event on the current stream."""
         self._record = record
         self._host = HostClock()
         self._first: TimedEvent | None = None
@@ -80,7 +80,7 @@ class DeviceClock:
 
 
 def clock_of(device_type: str) -> EncodeClock:
-    """For a worker on this kind of device."""
+    """Clock for a worker on this device type."""
     return HostClock() if device_type == "cpu" else DeviceClock(_record_on_gpu)
 
 

@@ -1,4 +1,4 @@
-"""prefill_decode's worker: puts what the transports open into vLLM's encoder cache, and ends the pins."""
+"""prefill_decode's worker: puts tensors from the transports into vLLM's encoder cache, and ends the pins."""
 
 import functools
 import queue
@@ -80,17 +80,18 @@ class LoadingWorker(StoreWorker):
             )
 
     def take_failed_loads(self) -> frozenset[str]:
-        """The mm_hashes of this step that are zeros instead of what they should be."""
+        """mm_hashes of this step whose tensors are zeros, because they could not be read."""
         failed, self._failed = frozenset(self._failed), set()
         return failed
 
     def take_loaded(self) -> tuple[LoadedTensor, ...]:
-        """What this step has loaded."""
+        """Tensors loaded in this step."""
         loaded, self._loaded = tuple(self._loaded), []
         return loaded
 
     def _zeros(self, order: LoadOrder) -> torch.Tensor:
-        """In the order's shape, but of one element: memory may be what there was too little of."""
+        """Zeros in the order's shape, with one element of storage: the load may have failed for lack of
+        memory."""
         spec = order.descriptor.spec
         zero = torch.zeros(1, 1, dtype=TORCH_DTYPES[spec.dtype], device=self._device_type)
         return zero.expand(spec.shape)

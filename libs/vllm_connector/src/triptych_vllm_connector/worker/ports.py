@@ -1,4 +1,4 @@
-"""The interface of this worker's connector, for code that must not import it."""
+"""Interface of this worker's connector, for code that must not import it."""
 
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 
 @runtime_checkable
 class WorkerConnector(Protocol):
-    """`connector.TriptychECConnector`, in a worker."""
+    """`connector.TriptychECConnector`, as workers use it."""
 
     config: ConnectorConfig
     num_ranks: int
@@ -22,7 +22,7 @@ class WorkerConnector(Protocol):
 
 
 def connector_of_worker() -> WorkerConnector:
-    """This worker's connector.
+    """Connector of the calling worker.
 
     Raises:
         TypeError: the engine was started with another one.

@@ -21,13 +21,13 @@ RESTORE_RANDOM_STATE = "triptych_restore_random_state"
 
 
 async def compute_of(engine: Any) -> Compute | None:
-    """What the workers of `engine`, vLLM's client of it, compute on: the first rank's. In the host."""
+    """Compute resources of the engine's first rank; `engine` is vLLM's client. Called in the host."""
     reports: list[str] = await engine.collective_rpc(COMPUTE)
     return Compute.model_validate_json(reports[0]) if reports and reports[0] else None
 
 
 class WorkerRpc:
-    """Mixin of the worker classes."""
+    """Mixin of the worker classes with methods for `collective_rpc`."""
 
     def triptych_encoder_widths(self: Any) -> dict[str, int]:
         """Columns of the encoder's output, by modality, measured on a dummy item; {} without an encoder."""
@@ -39,17 +39,17 @@ class WorkerRpc:
         return asdict(check_steps(self))
 
     def triptych_layers_not_loaded(self: Any) -> list[str]:
-        """Names of the model's parts that this engine does without: towers, a language model."""
+        """Names of the model's parts that this engine does not load: towers, a language model."""
         modules = self.get_model().named_modules()
         return [name for name, module in modules if isinstance(module, StageMissingLayer)]
 
     def triptych_keep_random_state(self: Any) -> None:
-        """Note where the random numbers of this worker are, for `triptych_restore_random_state`."""
+        """Save the state of this worker's random numbers for `triptych_restore_random_state`."""
         gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         self.kept_random_state = np.random.get_state(), torch.get_rng_state(), gpu
 
     def triptych_restore_random_state(self: Any) -> None:
-        """Draw the same random numbers again as after `triptych_keep_random_state`."""
+        """Restore the state that `triptych_keep_random_state` saved."""
         numpy, cpu, gpu = self.kept_random_state
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
@@ -57,7 +57,7 @@ class WorkerRpc:
             torch.cuda.set_rng_state(gpu, self.device)
 
     def triptych_compute(self) -> str:
-        """A `Compute`, as JSON."""
+        """A `Compute` as JSON; empty without a share."""
         share = connector_of_worker().share
         return "" if share is None else share.compute.model_dump_json()
 

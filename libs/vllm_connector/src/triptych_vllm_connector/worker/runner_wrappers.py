@@ -6,10 +6,13 @@ encoder cache's dict above all, stays as it is.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+from vllm.model_executor.model_loader.utils import get_model_cls
 
 from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
@@ -18,17 +21,36 @@ from triptych_vllm_connector.pieces import place_items_whole
 from triptych_vllm_connector.step_metadata import StepOrders
 from triptych_vllm_connector.worker.containment import divided, encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
-from triptych_vllm_connector.worker.deepstack import keep_deepstack
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
+
+_MODELS = "vllm.model_executor.models."
+DEEPSTACK_MODULES = tuple(_MODELS + name for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"))
 Runner = TypeVar("Runner")
 
 PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more threads
 
 
+class _NoLayer:
+    """Class without instances, in place of vLLM's `StageMissingLayer`."""
+
+
+def keep_deepstack(model_config: Any) -> None:
+    """Make vLLM 0.32 keep DeepStack's inputs where the vision tower is not loaded; called before the build.
+
+    Towers of these models feed the first layers of the language model too. Without their tower vLLM makes no
+    room for that: Qwen3-VL raises, and Qwen3-Omni answers wrongly. Its models ask whether their tower is a
+    `StageMissingLayer`; with this class no tower is.
+    """
+    get_model_cls(model_config)  # imports its module, and those of the models that it extends
+    for name in DEEPSTACK_MODULES:
+        if name in sys.modules:
+            sys.modules[name].StageMissingLayer = _NoLayer  # type: ignore[attr-defined]
+
+
 def _work_of(scheduler_output: Any) -> Work:
-    """Of a step of prefill_decode that computes something."""
+    """Kind of work of a prefill_decode step that computes something."""
     if not any(scheduler_output.scheduled_cached_reqs.num_output_tokens):
         return Work.PREFILL
     longest = max(scheduler_output.num_scheduled_tokens.values())
@@ -38,7 +60,7 @@ def _work_of(scheduler_output: Any) -> Work:
 
 @contextlib.contextmanager
 def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False) -> Iterator[None]:
-    """A step of `work`, on what it may have of the cores or the GPU."""
+    """Run a step of `work` on the worker's share of cores or of the GPU."""
     if share is None:
         yield
         return
@@ -51,10 +73,10 @@ def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False)
 
 @contextlib.contextmanager
 def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
-    """On a CPU: a prompt that is not computed to its end takes nothing of its request's seed.
+    """Keep the seeds of incomplete prompts from vLLM's sampler on a CPU.
 
     vLLM 0.32 samples for such a prompt too and drops the token. Then it sets the request's generator back by
-    an offset, which generators of a CPU do not have: without this, a seed would end the engine.
+    an offset, which a CPU's generators do not have: without this, a seed would end the engine.
     """
     if runner.device.type != "cpu":
         yield
@@ -70,17 +92,19 @@ def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
 
 
 class EncoderNotAllowedError(TriptychError):
-    """A step asked for the encoder on an instance that must not encode."""
+    """A step planned an encode on an instance that must not encode."""
 
 
-class DisaggEncodeGPURunnerWrapper:
-    """Encoder: marks when a step's encoding starts, so that each item's encode, write and seal are timed.
+_Runner: Any = object  # `wrap` puts the wrappers in front of vLLM's class, which has these attributes
+
+
+class DisaggEncodeGPURunnerWrapper(_Runner):
+    """Encoder's runner: times each item's encode, write and seal, and contains faults.
 
     An item that raises inside the tower is refused, and the engine goes on (`containment`). vLLM's two
-    generations of runners encode in different places: `_execute_mm_encoder`, and a method of `model_state`.
-
-    The name says GPU because vLLM's own runner class does, on every platform. `execute_model` is the
-    runner's one entry, in both of vLLM's generations of runners.
+    generations of runners encode in different places, `_execute_mm_encoder` and a method of `model_state`;
+    `execute_model` is the entry of both. The name says GPU because vLLM's own runner class does, on every
+    platform.
     """
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,27 +115,27 @@ class DisaggEncodeGPURunnerWrapper:
                     connector.writer.on_encode_start(connector.share.range if connector.share else None)
                 if connector.config.debug_encode_delay_s > 0:
                     time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
-                return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+                return super().execute_model(scheduler_output, *args, **kwargs)
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
-        execute = super()._execute_mm_encoder  # type: ignore[misc]
+        execute = super()._execute_mm_encoder
         self._contain(
             lambda planned: execute(replace(scheduler_output, scheduled_encoder_inputs=planned)),
             scheduler_output.scheduled_encoder_inputs,
-            lambda engine_request_id: self.requests[engine_request_id].mm_features,  # type: ignore[attr-defined]
+            lambda engine_request_id: self.requests[engine_request_id].mm_features,
         )
         return []  # vLLM does not read it: the outputs are in the encoder cache
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        super().load_model(*args, **kwargs)
         share = connector_of_worker().share
         if share is not None:
-            share.watch_layers(self.model)  # type: ignore[attr-defined]
+            share.watch_layers(self.model)
         model_state = getattr(self, "model_state", None)
         if model_state is None:
             return
-        execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features  # type: ignore[attr-defined]
+        execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features
         model_state.execute_mm_encoder = lambda planned: self._contain(execute, planned, features.__getitem__)
 
     def _contain(
@@ -134,17 +158,16 @@ class DisaggEncodeGPURunnerWrapper:
             encode_contained(encode, together, refuse, connector.num_ranks)
 
 
-class DisaggPrefillDecodeGPURunnerWrapper:
-    """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
+class DisaggPrefillDecodeGPURunnerWrapper(_Runner):
+    """prefill_decode's runner: refuses to run the encoder, unless the instance has one for fallback.
 
-    Prompts that begin in part may have a seed, on a CPU too. Injection is timed where it happens, in
-    `LoadingWorker`.
+    Prompts that begin in part may have a seed, on a CPU too. `LoadingWorker` times the injection.
     """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        keep_deepstack(self.model_config)  # type: ignore[attr-defined]
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
-        place_items_whole(self.get_model())  # type: ignore[attr-defined]
+        keep_deepstack(self.model_config)
+        super().load_model(*args, **kwargs)
+        place_items_whole(self.get_model())
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs
@@ -155,15 +178,15 @@ class DisaggPrefillDecodeGPURunnerWrapper:
             )
         num_tokens = scheduler_output.total_num_scheduled_tokens
         if connector.share is None or num_tokens == 0:
-            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+            return super().execute_model(scheduler_output, *args, **kwargs)
         orders = scheduler_output.ec_connector_metadata
         is_late = isinstance(orders, StepOrders) and orders.is_late
         with _computing(connector.share, _work_of(scheduler_output), is_late=is_late):
-            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+            return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         with _sampling_in_vain_without_seed(self):
-            return super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
+            return super().sample_tokens(*args, **kwargs)
 
 
 def wrap(runner: Runner, is_producer: bool) -> Runner:

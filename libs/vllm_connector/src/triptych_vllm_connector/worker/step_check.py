@@ -1,9 +1,9 @@
-"""Encoder: whether the rows of a video's step depend on its other steps. Tried on the tower, at the start.
+"""Checks on the tower, at start, that the rows of a video's step do not depend on its other steps.
 
 A dummy video of two steps with random patches is encoded whole, then with other patches in one of them: the
-rows of the step that stayed must stay, bit for bit. Then with the same patches in both: both must have equal
-rows. And each step is encoded by itself: its rows must be those of the whole. In the last two, sums in
-another order may round otherwise.
+rows of the unchanged step must stay, bit for bit. Then with the same patches in both: both must have equal
+rows. Then each step by itself: its rows must be those of the whole. In the last two, sums in another order
+may round differently.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ MAX_ERROR_CHARS = 500
 
 @dataclass(frozen=True)
 class StepCheck:
-    """What was found; `why` a video stays one, or ""."""
+    """Result of the check; `why` is the reason not to divide a video, or "" if it may be divided."""
 
     why: str
     difference: float = 0.0  # the largest between a step by itself and in the whole
@@ -38,7 +38,7 @@ class StepCheck:
 
 @torch.inference_mode()
 def check_steps(worker: Any) -> StepCheck:
-    """On every rank of a tensor parallel engine at once. `worker`: vLLM's. It raises nothing."""
+    """Run the check on every rank at once; `worker` is vLLM's. Never raises."""
     try:
         try:
             return _find_out(worker)
@@ -104,8 +104,10 @@ def compared(
     repeated: torch.Tensor,
     parts: list[torch.Tensor],
 ) -> StepCheck:
-    """`first_kept`: rows of the video whose second step is another; `repeated`: of its first step, twice;
-    `parts`: of each step by itself.
+    """Compare the rows of the encodes.
+
+    `first_kept` and `second_kept` are rows of videos that share that step with the whole; `repeated` has the
+    first step twice; `parts` has each step by itself.
     """
     end = parts[0].shape[0]
     if whole.shape != (end + parts[1].shape[0], *parts[0].shape[1:]):
@@ -127,7 +129,7 @@ def compared(
 def _with_other_patches(
     item: MultiModalKwargsItem, first: int, end: int, generator: torch.Generator
 ) -> MultiModalKwargsItem:
-    """Random ones, in the steps from `first` up to `end` of the two."""
+    """Item with random patches in the steps from `first` up to `end`."""
 
     def data_of(data: Any) -> Any:
         if not isinstance(data, torch.Tensor) or data.ndim < 2:

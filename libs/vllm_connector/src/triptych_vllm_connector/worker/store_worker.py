@@ -15,13 +15,14 @@ from triptych_vllm_connector.worker.transports import WorkerTransports
 log = get_logger(__name__)
 
 TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
-"""What a transfer may end with: torch's own errors, out of memory among them, are RuntimeErrors.
+"""Errors of a transfer; torch raises RuntimeErrors, also for out of memory.
 
-One of them is not survived: after `torch.AcceleratorError` nothing on the device can be trusted."""
+`torch.AcceleratorError` is the exception: after it nothing on the device can be trusted.
+"""
 
 
 class StoreWorker:
-    """A store session and the transports, of one worker."""
+    """Store session and transports of one worker."""
 
     def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config
@@ -43,16 +44,16 @@ class StoreWorker:
 
     @property
     def has_ended(self) -> bool:
-        """The session is over, and what it held is gone: another region, or closed."""
+        """True if the session is over and its region replaced, or it was closed."""
         return self._session.has_ended
 
     @property
     def region_id(self) -> str:
-        """Of the store's region at the last hello."""
+        """Id of the store's region at the last hello."""
         return self._session.welcome.region_id
 
     def probe_slab(self) -> SlabProbeResult:
-        """Whether this worker can use the store's memory on its GPU."""
+        """Result of mapping the store's memory on this worker's GPU."""
         return self._transports.probe_slab()
 
     def close(self) -> None:

@@ -1,15 +1,20 @@
-"""A worker's ends of all transports, by the memory that an order names. Made when first needed."""
+"""Reader and writer of each transport for one worker, by the memory an order names; opened on first use."""
+
+import contextlib
 
 import torch
 
 from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import REDIS, SHM
+from triptych_common.protocol.store import REDIS, SHM, Descriptor
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.transports import TorchDevice
+from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.region.transport import (
+    OnRelease,
+    Place,
     SharedMemoryReader,
     SharedMemoryWriter,
     TensorReader,
@@ -18,15 +23,48 @@ from triptych_common.region.transport import (
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig, StoreConfig
+from triptych_vllm_connector.readable import blob_place
 from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, SlabProbeResult
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
-from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
 
 log = get_logger(__name__)
 
 
+class RedisWriter:
+    """Writes a tensor's bytes under a Redis key of their own; the entry's blocks in the region stay empty."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        flat = tensor.detach().contiguous().cpu().view(torch.uint8).reshape(-1)
+        self._blobs.put(blob_place(place), memoryview(flat.numpy()))
+
+    def close(self) -> None:
+        self._blobs.close()
+
+
+class RedisReader:
+    """Reads a tensor into memory of its own, so that the pin ends at once."""
+
+    def __init__(self, blobs: BlobStore, device: str) -> None:
+        self._blobs = blobs
+        self._device = device
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        spec = descriptor.spec
+        data = bytearray(self._blobs.get(blob_place(descriptor), spec.num_bytes))
+        tensor = torch.frombuffer(data, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape).to(self._device)
+        on_release()
+        return tensor
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._blobs.close()
+
+
 class WorkerTransports:
-    """For one store session; for one thread, vLLM's."""
+    """Transports of one store session, for vLLM's thread."""
 
     def __init__(self, config: StoreConfig, session: StoreSession, device_type: str) -> None:
         self._config = config
@@ -41,32 +79,32 @@ class WorkerTransports:
         log.info("transports ready", transport=config.transport, device=device_type)
 
     def writer(self, memory: str) -> TensorWriter:
-        """Raises TriptychError where this memory cannot be written from here."""
+        """Writer for `memory`; raises TriptychError if it cannot be written from here."""
         if memory not in self._writers:
             self._writers[memory] = self._make_writer(memory)
         return self._writers[memory]
 
     def reader(self, memory: str) -> TensorReader:
-        """Raises TriptychError where this memory cannot be read from here."""
+        """Reader for `memory`; raises TriptychError if it cannot be read from here."""
         if memory not in self._readers:
             self._readers[memory] = self._make_reader(memory)
         return self._readers[memory]
 
     def region(self) -> RegionMapping:
-        """Raises StoreUnavailableError where it cannot be mapped."""
+        """Mapping of the region; raises StoreUnavailableError if it cannot be mapped."""
         if self._region is None:
             welcome = self._session.welcome
             self._region = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
         return self._region
 
     def extent(self, memory: str) -> tuple[int, int] | None:
-        """Address and bytes of `memory` as it is mapped here; None: it is not."""
+        """Address and bytes of `memory` as mapped here; None if it is not."""
         if memory == SHM and self._region is not None:
             return self._region.address, self._region.num_bytes
         return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
 
     def probe_slab(self) -> SlabProbeResult:
-        """What this worker can do with the slab of the store as it is now. Never raises."""
+        """Result of trying the current store's slab. Never raises."""
         generation = self._session.welcome.generation
         device: str | None = None
         failure: str | None = None
@@ -90,7 +128,7 @@ class WorkerTransports:
             self._gpu.close()
 
     def _prepare_region(self) -> None:
-        """Now, not with the first tensor: its pages are entered into the page table, a GPU locks them."""
+        """Map the region before the first tensor: pages enter the page table, and a GPU locks them."""
         try:
             self.region()
         except StoreUnavailableError as error:
@@ -120,7 +158,7 @@ class WorkerTransports:
         raise StoreUnavailableError(f"memory {memory} cannot be read from here")
 
     def _make_gpu(self) -> GpuTransports:
-        """On the GPU that vLLM has chosen for this worker."""
+        """Transports on the GPU that vLLM has chosen for this worker."""
         index = torch.cuda.current_device()
         try:
             driver = load_driver(index)
@@ -132,7 +170,7 @@ class WorkerTransports:
         )
 
     def _blobs(self) -> BlobStore:
-        """Raises StoreUnavailableError where this engine has no Redis."""
+        """Client of Redis; raises StoreUnavailableError if this engine has none."""
         config = self._config
         if not isinstance(config, ConnectorConfig):
             raise StoreUnavailableError("this engine has no Redis")

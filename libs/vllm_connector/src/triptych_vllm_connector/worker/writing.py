@@ -40,25 +40,25 @@ class WritingWorker(StoreWorker):
     def on_step_start(
         self, orders: Mapping[str, Sequence[WriteOrder]], encoder_cache: Mapping[str, torch.Tensor]
     ) -> None:
-        """`orders` are those of the step, by mm_hash; `encoder_cache` is vLLM's."""
+        """Start a step with its `orders` by mm_hash; `encoder_cache` is vLLM's."""
         self._orders = {mm_hash: list(each) for mm_hash, each in orders.items()}
         self._encoder_cache = encoder_cache
 
     def on_encode_start(self, cores: CoreRange | None = None) -> None:
-        """The encoder runs now, for every item of this step (from the runner wrapper).
+        """Mark the start of the encoder, for every item of this step.
 
-        `cores`: on how many it computes, on a shared CPU; known when it is done.
+        `cores` is complete once the step is done (shared CPU only).
         """
         self._clock.start()
         self._num_cores = cores
 
     def on_encoded(self, mm_hash: str, tensor: torch.Tensor) -> None:
-        """vLLM has the item: each of its orders is written. Called again for the same item: nothing."""
+        """Write each order of an encoded item. Idempotent."""
         for order in self._orders.pop(mm_hash, ()):
             self.write_order(order, tensor)
 
     def on_item_error(self, mm_hash: str, error: Exception) -> None:
-        """The tower raised `error` for this item: its reservations are cancelled; the host fails the jobs."""
+        """Cancel the reservations of an item for which the tower raised `error`; the host fails the jobs."""
         for order in self._orders.pop(mm_hash, ()):
             if self._rank == 0:
                 log.error(
@@ -67,7 +67,7 @@ class WritingWorker(StoreWorker):
                 self._cancel(order)
 
     def on_step_end(self) -> None:
-        """Nothing more is encoded: an order that is left is written from vLLM's cache, or cancelled."""
+        """Write or cancel the orders that are left; vLLM's cache may have their items."""
         for mm_hash in list(self._orders):
             if mm_hash in self._encoder_cache:
                 self.on_encoded(mm_hash, self._encoder_cache[mm_hash])
@@ -110,7 +110,7 @@ class WritingWorker(StoreWorker):
         self.num_transferred += 1
 
     def _transfer(self, order: WriteOrder, tensor: torch.Tensor) -> bool:
-        """Whether the tensor fits its reservation and was written to it."""
+        """True if the tensor fits its reservation and was written to it."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tuple(tensor.shape) != (order.num_embeds, order.width) or dtype != order.dtype:
             log.error(
@@ -138,7 +138,7 @@ class WritingWorker(StoreWorker):
         self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
 
     def _record_encode(self, order: WriteOrder) -> int:
-        """The span of the step's encoding, once its item was written, or could not be; when it ended."""
+        """Record the span of the step's encoding for one item; returns its end."""
         start_ns, end_ns = self._clock.span_ns()
         cores = (
             {"fewest_cores": self._num_cores.fewest, "most_cores": self._num_cores.most}

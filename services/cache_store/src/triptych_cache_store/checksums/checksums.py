@@ -11,21 +11,24 @@ STEP_BYTES = 4 << 20  # hashed at once, without the GIL
 
 
 class Checksums:
-    """The bytes of entries in `buffer`, the whole region."""
+    """Computes checksums of entries from `buffer`, which maps the whole region."""
 
     def __init__(self, buffer: memoryview, layout: RegionLayout) -> None:
         self._buffer = buffer
         self._layout = layout
 
     def has_checksum(self, entry: Entry, checksum: int) -> bool:
-        """Whether the bytes of `entry` have it."""
+        """True if the bytes of `entry` have this checksum."""
         return self.compute([entry]) == [checksum]
 
     def compute(
         self, entries: Sequence[Entry], is_stopping: Callable[[], bool] = lambda: False
     ) -> list[int] | None:
-        """Of each entry; None: stopped on the way. From any thread: the bytes may change meanwhile, so
-        an entry's checksum counts only if the entry is still sealed afterwards."""
+        """Checksums of the entries in order; None if `is_stopping` became true.
+
+        Callable from any thread. Bytes may change meanwhile: a checksum counts only if its entry is still
+        sealed.
+        """
         checksums: list[int] = []
         for entry in entries:
             digest = blake3()

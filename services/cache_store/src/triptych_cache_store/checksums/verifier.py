@@ -1,8 +1,7 @@
-"""The verifier: takes and checks the checksums of sealed entries, while the store goes on.
+"""Verifier: takes and compares the checksums of sealed entries in the region, beside the store's work.
 
-Of those in the region: bytes in Redis or on a GPU are not the store's to read.
-
-The event loop chooses entries and handles the results (`checksum_pass`); one thread reads the bytes.
+Bytes in Redis or on a GPU are not checked. The event loop chooses entries and handles the results
+(`ChecksumPass`); one thread reads the bytes.
 """
 
 import asyncio
@@ -10,23 +9,82 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from triptych_cache_store.checksums.checksum_pass import ChecksumPass, ChecksumResult
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.core.state import Out, Outgoing, StoreState, VerifyRequest
-from triptych_cache_store.entries.entry_table import Entry
-from triptych_common.protocol.store import SHM, Verified
+from triptych_cache_store.entries.entry_table import Entry, EntryState
+from triptych_common.protocol.store import SHM, EntryFault, Verified
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+SEALED = (EntryState.READY, EntryState.PINNED)
 BATCH_ENTRIES = 256
 BATCH_BYTES = 8 << 20
 MAX_FAULTS = 1000
 
 
+@dataclass(slots=True)
+class ChecksumResult:
+    """Counts of one checksum pass, and the damaged entries."""
+
+    num_intact: int = 0
+    num_recorded: int = 0
+    num_gone: int = 0
+    num_bytes: int = 0
+    damaged: list[EntryFault] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ChecksumPass:
+    """Take or compare the checksums of sealed entries, and decide what becomes of each. Pure.
+
+    The bytes are read between `is_readable` and `note_checksum`, while the store goes on. A sealed entry does
+    not change, and an entry freed meanwhile stays FREED, so the state afterwards decides whether its checksum
+    counts. With `evict`, damaged entries are evicted.
+    """
+
+    state: StoreState
+    evict: bool
+    result: ChecksumResult = field(default_factory=ChecksumResult)
+
+    def is_readable(self, entry: Entry) -> bool:
+        """True if the entry is still sealed and its header is intact, so that its bytes may be read."""
+        if entry.state not in SEALED:
+            self.result.num_gone += 1
+            return False
+        if not self.state.journal.has_intact_header(entry):
+            self._found_damage(entry, EntryFault(mm_hash=entry.mm_hash, fault="header"))
+            return False
+        return True
+
+    def note_checksum(self, entry: Entry, checksum: int) -> None:
+        """Record or compare `checksum`, computed from the entry's bytes."""
+        if entry.state not in SEALED:
+            self.result.num_gone += 1
+            return
+        self.result.num_bytes += entry.spec.num_bytes
+        known = self.state.journal.checksum_of(entry)
+        if known is None:
+            self.state.journal.note_checksum(entry, checksum)
+            self.result.num_recorded += 1
+        elif known == checksum:
+            self.result.num_intact += 1
+        else:
+            self._found_damage(entry, EntryFault(mm_hash=entry.mm_hash, fault="checksum"))
+
+    def _found_damage(self, entry: Entry, fault: EntryFault) -> None:
+        log.error("entry is damaged", mm_hash=fault.mm_hash, fault=fault.fault, num_pins=entry.num_pins)
+        self.result.damaged.append(fault.model_copy(update={"num_pins": entry.num_pins}))
+        if self.evict and entry.state is EntryState.READY:
+            self.state.space.evict(entry)
+        elif self.evict:
+            entry.is_damaged = True  # in use: it goes with its last pin
+
+
 class Verifier:
-    """Works off the state's `verify_queue`; every `interval_s` (None: never) it checks all entries."""
+    """Processes the state's `verify_queue`, and all entries every `interval_s` (None: never)."""
 
     def __init__(
         self,
@@ -46,17 +104,17 @@ class Verifier:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the running loop; `close` ends it."""
+        """Start in the running event loop; `close` stops it."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="verify")
         self.wake()
 
     def wake(self) -> None:
-        """There may be work."""
+        """Continue if the queue has work."""
         if not self._state.verify_queue.is_empty:
             self._woken.set()
 
     async def close(self) -> None:
-        """Nothing reads the region any more."""
+        """Stop; the region is not read afterwards."""
         self._stopping.set()
         self._woken.set()
         if self._task is not None:
@@ -105,7 +163,7 @@ class Verifier:
         self._deliver([Outgoing(request.session_id, verified)])
 
     async def _run_pass(self, entries: list[Entry], *, evict: bool) -> ChecksumResult:
-        """Check the entries that have a checksum, take it of the others. `evict`: damaged ones go."""
+        """Compare the checksums that entries have, and take missing ones; `evict` removes damaged entries."""
         checksum_pass, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
         for batch in _batches(entry for entry in entries if entry.memory == SHM):
             sealed = [entry for entry in batch if checksum_pass.is_readable(entry)]
@@ -120,7 +178,7 @@ class Verifier:
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """So small that the store's end never waits long for the thread."""
+    """Batches small enough that the store's shutdown never waits long for the thread."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:

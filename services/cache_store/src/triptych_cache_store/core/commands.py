@@ -1,4 +1,4 @@
-"""What each command does. Pure; a command that is refused has changed nothing, but may have evicted."""
+"""Store commands, one method each. Pure; a refused command changes nothing but may have evicted entries."""
 
 import heapq
 import itertools
@@ -8,18 +8,66 @@ from typing import Any
 
 from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.state import MAX_VERIFY_REQUESTS, Out, Refusal, StoreState, VerifyRequest
-from triptych_cache_store.core.views import entry_state, stats
-from triptych_cache_store.entries.entry_table import Entry, EntryState
+from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.entries.leases import Lease, Watch
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
+from triptych_common.protocol.store import EntryInfo, StoreStats
 
 Handler = Callable[[Lease, Any, float, Out], wire.StoreReply | None]
-"""None: the reply comes later."""
+"""Handler of one command; a None reply is sent later."""
+
+
+def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
+    """State of one mm_hash; a sealed entry takes precedence over reservations. `age_s` counts from its last
+    use."""
+    entry = table.find_sealed(mm_hash)
+    if entry is not None:
+        return EntryInfo(
+            mm_hash=mm_hash,
+            state="pinned" if entry.state is EntryState.PINNED else "ready",
+            spec=entry.spec,
+            memory=entry.memory,
+            num_pins=entry.num_pins,
+            age_s=max(0.0, now - entry.last_used_at),
+        )
+    entry = table.find_writing(mm_hash)
+    if entry is not None:
+        age_s = max(0.0, now - entry.reserved_at)
+        return EntryInfo(mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s, memory=entry.memory)
+    return EntryInfo(mm_hash=mm_hash, state="absent")
+
+
+def stats(seq: int, state: StoreState) -> StoreStats:
+    """Statistics in whole blocks: free bytes and those of all states add up to `region_num_bytes`."""
+    layout, space, leases, counters = state.identity.layout, state.space, state.leases, state.counters
+    num_bytes = space.table.num_bytes
+    slab = state.slab
+    return StoreStats(
+        seq=seq,
+        generation=state.identity.generation,
+        region_num_bytes=layout.data_num_bytes,
+        free_num_bytes=space.pool.num_free_blocks * layout.block_num_bytes,
+        writing_num_bytes=num_bytes[EntryState.WRITING],
+        ready_num_bytes=num_bytes[EntryState.READY],
+        pinned_num_bytes=num_bytes[EntryState.PINNED],
+        abandoned_num_bytes=num_bytes[EntryState.ABANDONED],
+        num_entries=space.table.num_entries,
+        num_reservations=space.table.num_reservations,
+        num_pins=leases.num_pins,
+        num_watches=leases.num_watches,
+        num_sessions=leases.num_sessions,
+        num_seals_total=counters.num_seals,
+        num_hits_total=counters.num_hits,
+        num_misses_total=counters.num_misses,
+        num_evictions_total=space.num_evictions + (0 if slab is None else slab.space.num_evictions),
+        slab_num_bytes=0 if slab is None else slab.space.pool.num_blocks * layout.block_num_bytes,
+        slab_free_num_bytes=0 if slab is None else slab.space.pool.num_free_blocks * layout.block_num_bytes,
+    )
 
 
 class Commands:
-    """The commands of an attached session, by their type in `handlers`."""
+    """Commands of an attached session; `handlers` finds each by its type."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state

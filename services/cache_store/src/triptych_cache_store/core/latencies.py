@@ -1,4 +1,4 @@
-"""A histogram without a clock or a registry, so that the pure parts can count into it."""
+"""Histogram of latencies without a clock or a registry, for pure code."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 
 
 @dataclass(slots=True)
 class Latencies:
-    """How many were at most so long, by `BOUNDS_S` and above all of them."""
+    """Counts of latencies by upper bound (`BOUNDS_S`, then infinity)."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0

@@ -22,7 +22,7 @@ from triptych_common.region import records
 
 @dataclass(slots=True)
 class RecoveryResult:
-    """What was taken up."""
+    """Counts of what recovery restored."""
 
     num_entries: int = 0
     num_reservations: int = 0
@@ -33,11 +33,11 @@ class RecoveryResult:
 
 
 IsIntact = Callable[[Entry, int], bool]
-"""Whether the bytes of an entry still have this checksum."""
+"""Compares an entry's bytes with the checksum in its header."""
 
 
 def trust(entry: Entry, checksum: int) -> bool:
-    """Takes every entry as intact."""
+    """Accept every entry as intact."""
     return True
 
 
@@ -49,7 +49,8 @@ def recover(
     now: float,
     is_intact: IsIntact = trust,
 ) -> RecoveryResult:
-    """Fill the empty `state` from its journal. `namespace`: entries of others are dropped; None: none are."""
+    """Fill the empty `state` from its journal. Entries of namespaces other than `namespace` are dropped, if
+    given."""
     return _Recovery(state, is_alive, namespace, is_intact).recover(now)
 
 
@@ -97,7 +98,7 @@ class _Recovery:
         self._result.num_clients = len(self._leases)
 
     def _recover_entries(self, pinned_blocks: set[int]) -> dict[int, Entry]:
-        """The entries that live on, by their first block, in ascending order."""
+        """Restored entries by first block, in ascending order."""
         entries: dict[int, Entry] = {}
         end = 0
         for block, record, marks in self._state.journal.entries():
@@ -134,7 +135,7 @@ class _Recovery:
         )
 
     def _take(self, entry: Entry, marks: records.EntryMarks, writer: Lease | None, is_pinned: bool) -> bool:
-        """Put `entry` into the tables; False: it is not to live on."""
+        """Put `entry` into the tables; False drops it."""
         table = self._state.table
         if marks.state == records.READY:
             is_foreign = self._namespace is not None and entry.namespace != self._namespace

@@ -31,18 +31,18 @@ FailureCode = Literal[
 ]  # fmt: skip
 
 IDS_PER_SECOND_BITS = 20
-"""Ids start at generation << this. A generation is the second a store started in, so the ids of a store
-never meet those of the store before it, unless that one gave out a million a second all its life."""
+"""Ids start at generation << this. A generation is the second a store started in, so ids of successive stores
+never collide below a million ids a second."""
 
 MAX_UNCHECKED = 100_000
-"""Entries that may wait for their checksum. The oldest of more are left without one."""
+"""Maximum number of entries queued for their checksum; beyond it the oldest stay without one."""
 MAX_VERIFY_REQUESTS = 16
 MAX_PAIRS = 1_000
-"""Pairs of instances that are counted by name; names of instances may change for ever."""
+"""Maximum number of instance pairs counted by name, since instance names may change without end."""
 
 
 class Outgoing(NamedTuple):
-    """A frame for one session. `closes`: the session ends after it."""
+    """A frame for one session; `closes` ends the session after it."""
 
     session_id: SessionId
     reply: StoreReply
@@ -53,7 +53,7 @@ Out = list[Outgoing]
 
 
 class Refusal(Exception):
-    """A command that cannot be done; becomes a `StoreFailure`."""
+    """Raised for a command that is refused; becomes a `StoreFailure`."""
 
     def __init__(self, code: FailureCode, detail: str, *, closes: bool = False) -> None:
         super().__init__(detail)
@@ -64,7 +64,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What every client gets at hello."""
+    """Facts about the store that every client receives in its welcome."""
 
     store: str
     region_path: str
@@ -75,14 +75,14 @@ class StoreIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """Device memory of this store, with blocks of the region's size; its entries end with the store."""
+    """Device memory of this store, in blocks of the region's size; its entries end with the store."""
 
     info: SlabInfo
     space: Space
 
 
 class HandedOver(NamedTuple):
-    """Label values: instances that wrote ("": unknown) and pinned an entry, and how its bytes travel."""
+    """Metric labels: the instances that wrote ("" if unknown) and pinned an entry, and its transport."""
 
     producer: str
     consumer: str
@@ -91,7 +91,7 @@ class HandedOver(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. Hits and misses are those of `PinOrWatch`."""
+    """Totals since the start; hits and misses count `PinOrWatch` only."""
 
     num_seals: int = 0
     num_hits: int = 0
@@ -101,7 +101,7 @@ class Counters:
     num_pinned: Counter[HandedOver] = field(default_factory=Counter)
 
     def note_pin(self, entry: Entry, consumer: str) -> None:
-        """`consumer` (an instance) pinned `entry`."""
+        """Count a pin of `entry` by the instance `consumer`."""
         pair = HandedOver(entry.producer, consumer, transport_of(entry.memory).value)
         if pair not in self.num_pinned and len(self.num_pinned) >= MAX_PAIRS:
             pair = HandedOver("other", "other", pair.transport)
@@ -109,7 +109,7 @@ class Counters:
 
 
 class VerifyRequest(NamedTuple):
-    """A session that waits for the result."""
+    """Verify command of a session, which waits for the result."""
 
     session_id: SessionId
     command: Verify
@@ -117,14 +117,14 @@ class VerifyRequest(NamedTuple):
 
 @dataclass(slots=True)
 class VerifyQueue:
-    """What the verifier is to do next. Without `takes_checksums`, entries are not queued by their seal."""
+    """Work of the verifier; without `takes_checksums`, sealed entries are not queued."""
 
     takes_checksums: bool = False
     sealed: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_UNCHECKED))
     requests: deque[VerifyRequest] = field(default_factory=deque)
 
     def queue_checksum(self, entry: Entry) -> None:
-        """Its checksum is to be taken, some time."""
+        """Queue `entry` for its checksum."""
         if self.takes_checksums:
             self.sealed.append(entry)
 
@@ -135,7 +135,7 @@ class VerifyQueue:
 
 @dataclass(slots=True)
 class StoreState:
-    """Entries and blocks (`space`), what each client holds (`leases`), and the record of both (`journal`)."""
+    """Entries and blocks (`space`), the clients' leases (`leases`), and the record of both (`journal`)."""
 
     identity: StoreIdentity
     space: Space
@@ -154,11 +154,11 @@ class StoreState:
         return self.space.table
 
     def start_ids_after(self, last_id: int) -> None:
-        """No id up to `last_id` is given out again."""
+        """Issue only ids above `last_id`."""
         self.ids = itertools.count(max(last_id, self.identity.generation << IDS_PER_SECOND_BITS) + 1)
 
     def space_in(self, memory: str) -> Space | None:
-        """Whose blocks a tensor in `memory` takes; None: this store has no such memory."""
+        """Space that holds tensors in `memory`; None if this store has no such memory."""
         if memory in (SHM, REDIS):
             return self.space
         return self.slab.space if self.slab is not None and self.slab.info.memory == memory else None
@@ -171,14 +171,14 @@ class StoreState:
         return self.space if self.slab is None or entry.memory in (SHM, REDIS) else self.slab.space
 
     def offset_of(self, entry: Entry) -> int:
-        """Of its first block, in its memory."""
+        """Byte offset of the entry's first block in its memory."""
         layout = self.identity.layout
         if self.space_of(entry) is self.space:
             return layout.offset_of(entry.blocks.start)
         return entry.blocks.start * layout.block_num_bytes
 
     def describe(self, entry: Entry) -> Descriptor:
-        """Where a sealed entry's tensor is."""
+        """Descriptor of a sealed entry."""
         return Descriptor(
             mm_hash=entry.mm_hash,
             spec=entry.spec,
@@ -189,7 +189,7 @@ class StoreState:
 
     # ---- steps -----------------------------------------------------------------------------------
     def pin(self, lease: Lease, entry: Entry, num_holders: int, origin_seq: int, now: float) -> Pin:
-        """Pin `entry` for `lease`; a pin record is free: see `has_room_for_pin`."""
+        """Pin `entry` for `lease`; the caller has checked `has_room_for_pin`."""
         space = self.space_of(entry)
         space.pin(entry, now)
         if entry.sealed_at is not None:
@@ -203,7 +203,7 @@ class StoreState:
         return pin
 
     def has_room_for_pin(self) -> bool:
-        """Every watch has the record of its pin to come set aside."""
+        """True if a pin record is free, beyond those set aside for watches."""
         return self.journal.num_free_pins > self.leases.num_watches
 
     def end_pin(self, pin: Pin, now: float) -> None:
@@ -215,7 +215,7 @@ class StoreState:
             space.evict(pin.entry)
 
     def seal(self, entry: Entry, now: float, out: Out) -> None:
-        """The entry is READY, and pinned for every watcher."""
+        """Make the entry READY and pin it for every watcher."""
         self.leases.end_reservation(entry.reservation_id)
         self.space_of(entry).seal(entry, now)
         entry.sealed_at = now
@@ -227,7 +227,7 @@ class StoreState:
             _push(lease, push, out)
 
     def release_reservation(self, entry: Entry, out: Out) -> None:
-        """Its writer is done with it without a seal: the blocks are free."""
+        """Free the blocks of a reservation that its writer ended without a seal."""
         was_writing = entry.state is EntryState.WRITING
         self.leases.end_reservation(entry.reservation_id)
         self.space_of(entry).release(entry)
@@ -235,7 +235,7 @@ class StoreState:
             self.push_writer_lost(entry.mm_hash, out)
 
     def push_writer_lost(self, mm_hash: MmHash, out: Out) -> None:
-        """Push it to the watchers, unless another reservation is still written."""
+        """Notify the watchers, unless another reservation is still being written."""
         if not self.table.is_writing(mm_hash):
             for lease in self.leases.watchers(mm_hash):
                 _push(lease, WriterLost(seq=0, mm_hash=mm_hash), out)
@@ -245,7 +245,7 @@ class StoreState:
             self.leases.end_watch(lease, mm_hash)
 
     def end_lease(self, lease: Lease, now: float, out: Out) -> None:
-        """The client is gone: everything it held comes back."""
+        """End the lease of a client that is gone, and take back everything it held."""
         self.end_watches(lease)  # first, so that it gets no push about itself
         for entry in list(lease.reservations.values()):
             self.release_reservation(entry, out)

@@ -1,11 +1,10 @@
 """Entries and blocks: what each block is used for, and what may be evicted. Pure.
 
-space            the steps that change the tables below together; evicts when it must
+space            the steps that change the tables below together; evicts when it must; blocks of each tenant
 entry_table      states of entries (the machine `EntryState`)
 block_pool       free ranges of blocks
 eviction         which evictable entry is worth least
 eviction_window  which neighbours must go so that a large enough range becomes free
-tenants          blocks of each tenant, and its own order of eviction
 limits           how full the region may get, also by tenant
 entry_journal    the journal that keeps nothing; `persistence.journal` keeps one in the region
 leases           what each client holds: reservations, pins, watches

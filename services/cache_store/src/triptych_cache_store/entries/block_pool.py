@@ -1,4 +1,4 @@
-"""Block pool: which blocks of the region are free. Pure; hands out contiguous ranges only."""
+"""Block pool: free blocks of the region, allocated in contiguous ranges only. Pure."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class BlockRange:
 
 
 class BlockPool(Protocol):
-    """What the core needs of an allocator."""
+    """Allocator interface of the core."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -31,14 +31,14 @@ class BlockPool(Protocol):
         """A free range of exactly `num_blocks`, or None."""
 
     def free(self, blocks: BlockRange) -> None:
-        """Give back a whole allocated range.
+        """Return a whole allocated range.
 
         Raises:
             ValueError: part of it is free already, or outside the pool.
         """
 
     def restore(self, allocated: Iterable[BlockRange]) -> None:
-        """Forget everything; exactly these ranges, in ascending order and without overlap, are allocated."""
+        """Replace all allocations by these ranges, in ascending order and without overlap."""
 
     def largest_free_range(self) -> int:
         """Blocks in the largest free range; 0 when nothing is free."""
@@ -82,7 +82,7 @@ class BestFitPool:
         return BlockRange(start, num_blocks)
 
     def free(self, blocks: BlockRange) -> None:
-        """Give back a whole allocated range.
+        """Return a whole allocated range.
 
         Raises:
             ValueError: part of it is free already, or outside the pool.
@@ -103,7 +103,7 @@ class BestFitPool:
         self._num_free_blocks += blocks.num_blocks
 
     def restore(self, allocated: Iterable[BlockRange]) -> None:
-        """Forget everything; exactly these ranges, in ascending order and without overlap, are allocated.
+        """Replace all allocations by these ranges, in ascending order and without overlap.
 
         Raises:
             ValueError: they overlap, or are not in order, or outside the pool.

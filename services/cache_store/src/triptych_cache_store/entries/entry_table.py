@@ -59,7 +59,7 @@ class Entry:
 
 
 class EntryTable:
-    """Records of all entries, found by reservation and by mm_hash; bytes and numbers by state."""
+    """All entries, found by reservation and by mm_hash, with bytes and counts by state."""
 
     def __init__(self, block_num_bytes: int) -> None:
         self._block_num_bytes = block_num_bytes
@@ -74,7 +74,7 @@ class EntryTable:
         return self._sealed.get(mm_hash)
 
     def find_reservation(self, reservation_id: ReservationId) -> Entry | None:
-        """An entry that is not sealed: WRITING or ABANDONED."""
+        """Unsealed entry (WRITING or ABANDONED) with this id."""
         return self._unsealed.get(reservation_id)
 
     def is_writing(self, mm_hash: MmHash) -> bool:
@@ -99,7 +99,7 @@ class EntryTable:
 
     # ---- changing --------------------------------------------------------------------------------
     def add_entry(self, entry: Entry) -> None:
-        """A new reservation, in state WRITING."""
+        """Add a new reservation in state WRITING."""
         check_transition(ALLOWED, entry.mm_hash, None, entry.state)
         if entry.reservation_id in self._unsealed:
             raise IllegalTransitionError(entry.mm_hash, None, entry.state)
@@ -108,7 +108,7 @@ class EntryTable:
         self.num_bytes[entry.state] += self._bytes_of(entry)
 
     def mark_sealed(self, entry: Entry, now: float) -> None:
-        """WRITING -> READY.
+        """Move WRITING -> READY.
 
         Raises:
             IllegalTransitionError: not WRITING, or another entry of the mm_hash is sealed already.
@@ -122,19 +122,19 @@ class EntryTable:
         entry.last_used_at = now
 
     def mark_abandoned(self, entry: Entry) -> None:
-        """WRITING -> ABANDONED: no longer awaited; its blocks stay the writer's."""
+        """Move WRITING -> ABANDONED; the blocks stay the writer's."""
         self._become(entry, EntryState.ABANDONED)
         self._forget_writing(entry)
 
     def mark_pinned(self, entry: Entry, now: float) -> None:
-        """READY or PINNED -> PINNED."""
+        """Add a pin: READY or PINNED -> PINNED."""
         if entry.state is not EntryState.PINNED:
             self._become(entry, EntryState.PINNED)
         entry.num_pins += 1
         entry.last_used_at = now
 
     def mark_unpinned(self, entry: Entry, now: float) -> None:
-        """PINNED -> PINNED, or READY after the last pin."""
+        """Remove a pin: PINNED -> PINNED, or READY after the last pin."""
         if entry.state is not EntryState.PINNED:
             raise IllegalTransitionError(entry.mm_hash, entry.state, EntryState.READY)
         if entry.num_pins == 1:
@@ -143,7 +143,7 @@ class EntryTable:
         entry.last_used_at = now
 
     def mark_freed(self, entry: Entry) -> None:
-        """READY or ABANDONED -> FREED: its blocks may be used again."""
+        """Move READY or ABANDONED -> FREED; the blocks may be used again."""
         was_sealed = entry.state is EntryState.READY
         self._become(entry, EntryState.FREED)
         self.num_bytes[EntryState.FREED] = 0
@@ -154,7 +154,7 @@ class EntryTable:
 
     # ---- inside ----------------------------------------------------------------------------------
     def _become(self, entry: Entry, to: EntryState) -> None:
-        """Nothing else assigns `entry.state`.
+        """Move `entry` to `to`; nothing else assigns `entry.state`.
 
         Raises:
             IllegalTransitionError: `to` cannot follow the entry's state.

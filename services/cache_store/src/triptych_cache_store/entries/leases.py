@@ -1,9 +1,9 @@
-"""Leases: what each client holds. Everything of a client ends with its process.
+"""Leases: everything a client holds, which ends with the client's process.
 
-A lease is attached to a session, or detached: the connection is gone but the client's kernel lock shows
-that it lives, so it may still read and write what it held; it can come back and resume. A reservation
-belongs to the lease of the client that writes, whichever requested it; a pin to the one that requested it; a
-watch likewise, at most one per lease and mm_hash, and only while attached.
+A lease is attached to a session, or detached: the connection is gone but the client's kernel lock shows that
+it lives, so it may still read and write what it held; it can come back and resume. A reservation belongs to
+the lease of the client that writes, whichever requested it; a pin to the one that requested it; a watch
+likewise, at most one per lease and mm_hash, and only while attached.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from triptych_cache_store.entries.entry_table import Entry
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 
 SessionId = NewType("SessionId", int)
-"""One connection. Never used again by the same store process."""
+"""Id of one connection, never reused by the same store process."""
 
 
 class Watch(NamedTuple):
-    """The pin to come."""
+    """Pin that the client gets when the entry is sealed."""
 
     num_holders: int
     origin_seq: int  # of the command
@@ -26,7 +26,7 @@ class Watch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What one client holds."""
+    """Reservations, pins and watches of one client."""
 
     lease_id: int
     slot: int  # of the region's client slots
@@ -46,7 +46,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """Forbids eviction of `entry` until its holders have unpinned, or the lease ends."""
+    """Prevents eviction of `entry` until all holders have unpinned it, or the lease ends."""
 
     pin_id: PinId
     entry: Entry
@@ -56,12 +56,12 @@ class Pin:
 
 
 def instance_of(client: str) -> str:
-    """The instance of a client: `encoder-0` of `encoder-0/worker-0`."""
+    """Instance name of a client: `encoder-0` for `encoder-0/worker-0`."""
     return client.split("/", 1)[0]
 
 
 class LeaseTable:
-    """All leases, found by session and client name, and by what they hold."""
+    """All leases, found by session, by client name, and by what they hold."""
 
     def __init__(self) -> None:
         self._by_session: dict[SessionId, Lease] = {}
@@ -73,24 +73,24 @@ class LeaseTable:
 
     # ---- leases ----------------------------------------------------------------------------------
     def add_lease(self, lease: Lease) -> None:
-        """A new lease; the caller made sure that its client has none."""
+        """Add a lease; the caller has checked that its client has none."""
         self._by_client[lease.client] = lease
         if lease.session_id is not None:
             self._by_session[lease.session_id] = lease
 
     def detach_lease(self, lease: Lease) -> None:
-        """The session is gone, the client lives."""
+        """Detach a lease whose session is gone while its client lives."""
         if lease.session_id is not None:
             del self._by_session[lease.session_id]
             lease.session_id = None
 
     def attach_lease(self, lease: Lease, session_id: SessionId) -> None:
-        """The client of a detached lease is back."""
+        """Attach a detached lease to the client's new session."""
         lease.session_id = session_id
         self._by_session[session_id] = lease
 
     def remove_lease(self, lease: Lease) -> None:
-        """Forget an emptied lease."""
+        """Remove a lease that holds nothing."""
         if lease.reservations or lease.pins or lease.watches:
             raise ValueError(f"the lease of {lease.client} is not empty")
         self.detach_lease(lease)
@@ -148,14 +148,14 @@ class LeaseTable:
 
     # ---- watches ---------------------------------------------------------------------------------
     def add_watch(self, lease: Lease, mm_hash: MmHash, watch: Watch) -> None:
-        """Watch `mm_hash`; replaces a watch that is there already."""
+        """Watch `mm_hash`, replacing an earlier watch of this lease."""
         if mm_hash not in lease.watches:
             self._num_watches += 1
         lease.watches[mm_hash] = watch
         self._watchers.setdefault(mm_hash, {})[lease.lease_id] = lease
 
     def end_watch(self, lease: Lease, mm_hash: MmHash) -> None:
-        """No error when there is none."""
+        """End the watch of `mm_hash`, if there is one."""
         if lease.watches.pop(mm_hash, None) is None:
             return
         self._num_watches -= 1
@@ -168,7 +168,7 @@ class LeaseTable:
         return tuple(self._watchers.get(mm_hash, {}).values())
 
     def take_watchers(self, mm_hash: MmHash) -> list[tuple[Lease, Watch]]:
-        """End all watches of `mm_hash`; returns the watchers' leases and watches, oldest first."""
+        """End all watches of `mm_hash` and return them with their leases, oldest first."""
         taken = [(lease, lease.watches[mm_hash]) for lease in self.watchers(mm_hash)]
         for lease, _ in taken:
             self.end_watch(lease, mm_hash)

@@ -1,4 +1,4 @@
-"""Limits: how full the region may get, also by tenant. Pure numbers, no state."""
+"""Limits on how full the region may get, also by tenant. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In blocks. The defaults limit nothing."""
+    """Limits in blocks; the defaults limit nothing."""
 
     num_reserve_blocks: int = 0
-    """Kept for granted preallocations: others get no blocks beyond the free and evictable ones above it."""
+    """Blocks that only granted preallocations may use, counting free and evictable blocks."""
 
     high_watermark: int | None = None
-    """With more blocks than this in use, entries are evicted in the background ..."""
+    """Blocks in use above which entries are evicted in the background; None never evicts."""
 
     low_watermark: int = 0
-    """... until no more than this are."""
+    """Blocks in use at which background eviction stops."""
 
     tenant_quotas: Mapping[str, int] = field(default_factory=dict)
-    """Of blocks per tenant, reservations and entries together."""
+    """Blocks each tenant may hold, reservations and entries together."""
 
     default_tenant_quota: int | None = None
-    """Of every tenant that has none of its own; None: no limit."""
+    """Quota of tenants without one of their own; None is unlimited."""
 
     def quota_of(self, tenant: str) -> int | None:
         return self.tenant_quotas.get(tenant, self.default_tenant_quota)

@@ -1,5 +1,7 @@
-"""One memory's entries and blocks: steps over table, pool, policy and journal. Evicts when it must. Pure."""
+"""Space: one memory's entries and blocks; combines table, pool, policy and journal, and evicts when needed.
+Pure."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
@@ -8,13 +10,57 @@ from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTab
 from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.eviction_window import EvictableMap, cheapest_victims
 from triptych_cache_store.entries.limits import Limits
-from triptych_cache_store.entries.tenants import TenantTable
 from triptych_common.protocol.ids import MmHash
 
 
 @dataclass(slots=True)
+class _Tenant:
+    num_blocks: int = 0
+    num_evictable_blocks: int = 0
+    evictable: "OrderedDict[int, Entry]" = field(default_factory=OrderedDict)  # oldest use first
+
+
+class TenantTable:
+    """Blocks of reservations and entries, by tenant ("" for those without)."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+
+    def num_blocks(self, tenant: str) -> int:
+        found = self._tenants.get(tenant)
+        return 0 if found is None else found.num_blocks
+
+    def num_evictable_blocks(self, tenant: str) -> int:
+        found = self._tenants.get(tenant)
+        return 0 if found is None else found.num_evictable_blocks
+
+    def oldest_evictable(self, tenant: str) -> Entry:
+        """Least recently used evictable entry of the tenant, which must have one."""
+        return next(iter(self._tenants[tenant].evictable.values()))
+
+    def add_blocks(self, entry: Entry) -> None:
+        self._tenants.setdefault(entry.tenant, _Tenant()).num_blocks += entry.blocks.num_blocks
+
+    def remove_blocks(self, entry: Entry) -> None:
+        tenant = self._tenants[entry.tenant]
+        tenant.num_blocks -= entry.blocks.num_blocks
+        if tenant.num_blocks == 0:
+            del self._tenants[entry.tenant]
+
+    def became_evictable(self, entry: Entry) -> None:
+        tenant = self._tenants[entry.tenant]
+        tenant.evictable[entry.reservation_id] = entry
+        tenant.num_evictable_blocks += entry.blocks.num_blocks
+
+    def no_longer_evictable(self, entry: Entry) -> None:
+        tenant = self._tenants[entry.tenant]
+        del tenant.evictable[entry.reservation_id]
+        tenant.num_evictable_blocks -= entry.blocks.num_blocks
+
+
+@dataclass(slots=True)
 class Space:
-    """All blocks of the region: free, or of an entry."""
+    """All blocks of one memory, each free or part of an entry."""
 
     table: EntryTable
     pool: BlockPool
@@ -28,7 +74,7 @@ class Space:
 
     # ---- blocks ------------------------------------------------------------------------------------
     def try_allocate(self, num_blocks: int, now: float) -> BlockRange | None:
-        """A range of `num_blocks`, evicting what costs least if there is none; None: too much is in use."""
+        """Allocate `num_blocks`, evicting the cheapest entries if needed; None if too much is in use."""
         blocks = self.pool.try_allocate(num_blocks)
         if blocks is not None or self.num_available_blocks < num_blocks:
             return blocks
@@ -43,16 +89,16 @@ class Space:
 
     @property
     def num_available_blocks(self) -> int:
-        """Free, or to be had by evicting."""
+        """Number of blocks that are free or can be freed by eviction."""
         return self.pool.num_free_blocks + self.num_evictable_blocks
 
     def may_take(self, num_blocks: int, *, may_use_reserve: bool) -> bool:
-        """Whether the reserve stays whole, or may be used."""
+        """True if taking `num_blocks` leaves the reserve whole, or may use it."""
         kept = 0 if may_use_reserve else self.limits.num_reserve_blocks
         return self.num_available_blocks - num_blocks >= kept
 
     def fit_quota(self, tenant: str, num_blocks: int) -> bool:
-        """Evict of the tenant's own, oldest first, until `num_blocks` more are within its quota."""
+        """Evict the tenant's own entries, oldest first, until `num_blocks` more fit its quota."""
         quota = self.limits.quota_of(tenant)
         if quota is None:
             return True
@@ -65,12 +111,12 @@ class Space:
 
     @property
     def needs_relief(self) -> bool:
-        """Above the high watermark, and something can be done about it."""
+        """True above the high watermark while something is evictable."""
         high = self.limits.high_watermark
         return high is not None and self._num_used > high and len(self.policy) > 0
 
     def relieve(self, max_evictions: int) -> bool:
-        """Evict, oldest first, towards the low watermark. True: not there yet."""
+        """Evict up to `max_evictions` entries, oldest first; True if the low watermark is not reached."""
         for _ in range(max_evictions):
             victim = next(self.policy.candidates(1), None)
             if victim is None or self._num_used <= self.limits.low_watermark:
@@ -80,7 +126,7 @@ class Space:
 
     # ---- steps of an entry -----------------------------------------------------------------------
     def reserve(self, entry: Entry, writer_slot: int) -> None:
-        """A new reservation in a range that `try_allocate` gave."""
+        """Record a new reservation in a range from `try_allocate`."""
         self.table.add_entry(entry)
         self.tenants.add_blocks(entry)
         self.journal.note_reserved(entry, writer_slot)
@@ -91,7 +137,7 @@ class Space:
         self.journal.note_sealed(entry)
 
     def abandon(self, entry: Entry) -> None:
-        """The reservation is not awaited any longer; its blocks wait for the writer."""
+        """Stop waiting for the reservation; its blocks stay the writer's."""
         self.table.mark_abandoned(entry)
         self.journal.note_abandoned(entry)
 
@@ -107,7 +153,7 @@ class Space:
             self.became_evictable(entry)
 
     def evict(self, entry: Entry) -> None:
-        """An unpinned sealed entry goes.
+        """Evict an unpinned sealed entry.
 
         Raises:
             IllegalTransitionError: it is pinned, or not sealed.
@@ -118,7 +164,7 @@ class Space:
         self.num_evictions += 1
 
     def release(self, entry: Entry) -> None:
-        """The writer of a reservation is done with its blocks, and the entry is not to be sealed."""
+        """Free the blocks of a reservation that its writer has ended and that is not sealed."""
         if entry.state is EntryState.WRITING:
             self.table.mark_abandoned(entry)
         self.table.mark_freed(entry)
@@ -133,7 +179,7 @@ class Space:
         return entry if entry is not None and entry.state is EntryState.READY else None
 
     def became_evictable(self, entry: Entry) -> None:
-        """READY, and its last use is now the latest of all."""
+        """Record that a READY entry is evictable, as the most recently used."""
         self.policy.add_evictable(entry)
         self.evictable.add_evictable(entry)
         self.tenants.became_evictable(entry)

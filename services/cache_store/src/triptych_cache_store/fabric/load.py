@@ -1,7 +1,7 @@
-"""What the agent's record tells operators: what its store holds, and how its links are.
+"""Load in the agent's registry record, for operators: the store's contents and the state of the links.
 
-People read it (`triptych status`), and a drain of another host asks how much room there is. It is as old as
-the last heartbeat, and decides about no request.
+`triptych status` shows it, and a drain of another host reads the free space. It is as old as the last
+heartbeat and decides about no request.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ INTERVAL_S = 1.0  # as the heartbeats
 
 @dataclass
 class _Tally:
-    """Of the transfers to one target."""
+    """Counts of the transfers to one target."""
 
     num_bytes: int = 0
     bytes_per_s: float | None = None
@@ -32,7 +32,7 @@ class _Tally:
 
 
 class AgentLoad:
-    """For one event loop."""
+    """Collects the load; used in one event loop."""
 
     def __init__(self, store: LocalStore, links: TargetLinks) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class AgentLoad:
         self._tallies: dict[str, _Tally] = {}
 
     async def run(self) -> None:
-        """Ask the store what it holds, again and again. Does not end."""
+        """Query the store's statistics periodically, without end."""
         while True:
             try:
                 self._stats = await self._store.stats()
@@ -50,7 +50,7 @@ class AgentLoad:
             await asyncio.sleep(INTERVAL_S)
 
     def on_result(self, result: TransferCompleted | TransferFailed) -> None:
-        """An order was answered."""
+        """Count the result of an order."""
         tally = self._tallies.setdefault(result.target, _Tally())
         tally.used_at = time.monotonic()
         if isinstance(result, TransferFailed):
@@ -63,7 +63,7 @@ class AgentLoad:
             del self._tallies[min(self._tallies, key=lambda each: self._tallies[each].used_at)]
 
     def fields(self) -> Mapping[str, Any]:
-        """Of the record, for each heartbeat."""
+        """Fields of the registry record, for each heartbeat."""
         stats = self._stats
         if stats is None:
             return {}

@@ -1,8 +1,8 @@
 """The agent's session with its own store, and its mapping of the region.
 
 At the source it holds entries: a pin, or a watch that becomes one, shared by all pushes of an entry. At the
-target it reserves and seals, as the writer of its own reservations. What is answered too late, or to a task
-that was cancelled, is undone: nothing stays held.
+target it reserves and seals, as the writer of its own reservations. A reply that comes late, or to a
+cancelled task, is undone: nothing stays held.
 """
 
 import asyncio
@@ -44,21 +44,21 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 class EntryAbsentError(StoreError):
-    """The store does not have the entry, and nobody writes it."""
+    """The store does not have the entry, and no client is writing it."""
 
     def __init__(self) -> None:
         super().__init__("absent", "the store does not have the entry, and nobody writes it")
 
 
 class EntryWriterLostError(StoreError):
-    """Whoever wrote the entry went away before its seal."""
+    """The entry's writer ended before its seal."""
 
     def __init__(self) -> None:
         super().__init__("writer_lost", "the writer went away before the seal")
 
 
 class EntryHold:
-    """An entry that is pinned, or watched until it is."""
+    """Hold on an entry: a pin, or a watch until the pin comes."""
 
     def __init__(self, mm_hash: str) -> None:
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class EntryHold:
         self.pin_id: int | None = None
 
     def set_pin(self, pin_id: int, descriptor: Descriptor) -> bool:
-        """False: it has one, or has failed."""
+        """Set the pin; False if the hold has one or has failed."""
         if self.sealed.done():
             return False
         self.pin_id = pin_id
@@ -83,7 +83,7 @@ class EntryHold:
 
 
 class LocalStore:
-    """For one event loop."""
+    """Session with the agent's own store; used in one event loop."""
 
     def __init__(self, session: AsyncStoreSession, mapping: RegionMapping) -> None:
         self._session = session
@@ -99,7 +99,7 @@ class LocalStore:
         *,
         on_changed: Callable[[], None],
     ) -> "LocalStore":
-        """`on_changed`: the store was restarted, and all is held as before; or the session is over for good.
+        """Connect. `on_changed` is called when the store restarted (holds are restored) or is gone for good.
 
         Raises:
             StoreError: there is no store, or it refuses us, or its region cannot be mapped.
@@ -146,7 +146,7 @@ class LocalStore:
 
     # ---- at the source ---------------------------------------------------------------------------
     def hold(self, mm_hash: str) -> EntryHold:
-        """Pin the entry, or watch it; `release` it in the end."""
+        """Pin the entry, or watch it; the caller must `release` the hold."""
         hold = self._holds.get(mm_hash)
         if hold is None:
             hold = self._holds[mm_hash] = EntryHold(mm_hash)
@@ -156,7 +156,7 @@ class LocalStore:
         return hold
 
     def release(self, hold: EntryHold) -> None:
-        """One push is done with it."""
+        """End one use of the hold; the last use unpins or unwatches the entry."""
         hold.num_users -= 1
         if hold.num_users:
             return
@@ -170,7 +170,7 @@ class LocalStore:
                 self._submit(Unwatch(seq=0, mm_hash=hold.mm_hash))
 
     async def stats(self) -> StoreStats:
-        """What the store holds.
+        """Statistics of the agent's own store.
 
         Raises:
             StoreError
@@ -181,7 +181,7 @@ class LocalStore:
         return reply
 
     async def find_spec(self, mm_hash: str) -> TensorSpec | None:
-        """What the entry is, also while it is being written.
+        """Shape and dtype of the entry, also while it is being written.
 
         Raises:
             StoreError: the store refuses, or does not answer in time.
@@ -222,14 +222,14 @@ class LocalStore:
             hold.answered.set_result(None)
 
     def _forget(self, hold: EntryHold, error: Exception) -> None:
-        """Pushes that come later ask anew."""
+        """Fail the hold, so that later pushes ask the store again."""
         if self._holds.get(hold.mm_hash) is hold:
             del self._holds[hold.mm_hash]
         hold.fail(error)
 
     # ---- at the target ---------------------------------------------------------------------------
     async def reserve(self, mm_hash: str, spec: TensorSpec) -> Reserved | AlreadySealed:
-        """Blocks that this process writes, or the entry is there.
+        """Reserve blocks for this process to write, unless the entry is sealed already.
 
         Raises:
             StoreFullError: there is no room now.
@@ -241,11 +241,11 @@ class LocalStore:
         raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
 
     async def seal(self, reservation_id: int) -> None:
-        """Raises StoreError: the store refuses, or does not answer in time."""
+        """Seal the reservation; raises StoreError if the store refuses or does not answer in time."""
         await self._request(Seal(seq=0, reservation_id=reservation_id))
 
     def cancel(self, reservation_id: int) -> None:
-        """Nothing of ours writes there any more."""
+        """Cancel a reservation that this process no longer writes."""
         self._submit(Cancel(seq=0, reservation_id=reservation_id))
 
     # ---- commands --------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class LocalStore:
             self.cancel(reply.reservation_id)
 
     def _submit(self, command: StoreCommand) -> None:
-        """A command that ends something; where it does not get through, the end of the session ends it."""
+        """Send a command that ends something; if it is lost, the end of the session has the same effect."""
         self._session.submit(command).add_done_callback(_ignore)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a fabric agent, answered by itself where a port or a socket is set (`docs/metrics.md`)."""
+"""Metrics of a fabric agent, served on its own port or socket (`docs/reference/metrics.md`)."""
 
 from triptych_common.telemetry.metrics import Metrics
 

@@ -1,4 +1,4 @@
-"""Reads `TransferOrder`s from the agent's stream, and tells gateways what came of them."""
+"""Reads `TransferOrder`s from the agent's stream and publishes their results to gateways."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ LONGEST_RETRY_S = 1.0
 
 
 class OrderReader:
-    """An order stays in the stream until it is answered: an agent that dies finds it again."""
+    """Reads orders; each stays in the stream until it is answered, so a restarted agent finds it again."""
 
     def __init__(self, bus: AsyncBus, instance: str, group: asyncio.TaskGroup) -> None:
         self._bus = bus
@@ -37,18 +37,18 @@ class OrderReader:
         self._ended = asyncio.Event()
 
     async def run(self, table: TransferTable) -> None:
-        """Until `stop` and `finish_sending`."""
+        """Read orders until `stop` and `finish_sending`."""
         async with self._consumer:
             async for delivery in self._consumer:
                 self._on_delivery(delivery, table)
             await self._ended.wait()  # orders are acked until then
 
     def stop(self) -> None:
-        """Take no more orders."""
+        """Stop accepting orders; running transfers continue."""
         self._consumer.stop()
 
     async def finish_sending(self, limit_s: float) -> None:
-        """Return when every result is with its gateway. What is not in time is given up, later ones too."""
+        """Return when every result is published, or drop the rest after `limit_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self._sending:
@@ -83,7 +83,7 @@ class OrderReader:
             placed.done()
 
     async def _publish(self, placed: PlacedOrder, result: Result) -> None:
-        """Waits for a Redis that is away; not for a gateway that does not read."""
+        """Publish a result; waits while Redis is unreachable, not for a gateway that does not read."""
         stream = self._bus.names.encode_results(placed.order.gateway or "")
         fields = codec.encode(result, traceparent=placed.traceparent)
         retrying = tenacity.AsyncRetrying(

@@ -1,8 +1,9 @@
-"""The agent put together, and its end.
+"""Assembles the fabric agent, runs it and ends it.
 
-    connected -> listening -> registered -> orders are taken --stop--> draining -> deregistered -> closed
+connected -> listening -> registered -> orders are taken --stop--> draining -> deregistered -> closed
 
-Draining: announced; no new orders and offers; what runs is finished, for `drain_timeout_s` at most.
+A draining agent is announced as such and accepts no new orders and offers; running transfers have
+`drain_timeout_s` to finish.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from triptych_common.protocol.transfers import LinkCall, TransferFailureKind
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
-from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -48,21 +49,13 @@ RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet, a
 
 
 async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
-    """Serve until `stop`, and drain.
+    """Serve until `stop`, then drain.
 
     Raises:
         TriptychError: keys, store, Redis or port cannot be used; the caller exits and is restarted.
     """
     credentials = settings.credentials()
-    tracing = setup_tracing(
-        "fabric",
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_protocol=settings.otlp_protocol,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        traces_max_age_s=settings.traces_max_age_s,
-    )
+    tracing = setup_service_tracing("fabric", settings)
     try:
         async with FabricAgent.open(settings, credentials) as agent:
             await agent.run(stop)
@@ -71,7 +64,7 @@ async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
 
 
 class FabricAgent:
-    """`open` connects and disconnects, `run` carries entries until it is stopped, and drains."""
+    """Fabric agent: `open` connects and disconnects, `run` carries entries until stopped, and drains."""
 
     def __init__(
         self,
@@ -82,7 +75,7 @@ class FabricAgent:
         metrics: FabricMetrics,
         store_changed: asyncio.Event,
     ) -> None:
-        """`store_changed`: the store was restarted, or is gone for good."""
+        """`store_changed` is set when the store restarted or is gone for good."""
         self._settings = settings
         self._transports = usable_transports(settings.fabric_transports)
         self._credentials = credentials
@@ -117,7 +110,7 @@ class FabricAgent:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: FabricSettings, credentials: Credentials) -> "AsyncIterator[FabricAgent]":
-        """Raises TriptychError: the store or Redis cannot be used, or metrics not be served."""
+        """Connect; raises TriptychError if store, Redis or the metrics port is unusable."""
         store_changed = asyncio.Event()
         metrics = FabricMetrics()
         async with contextlib.AsyncExitStack() as stack:
@@ -198,7 +191,7 @@ class FabricAgent:
             task.cancel()
 
     async def _follow_store(self, registration: Registration, listener: FabricListener) -> None:
-        """Announce each new generation of the store; entries that come in for the one before are cut off.
+        """Announce each new generation of the store; incoming entries of the previous one are cut off.
 
         Raises:
             StoreUnavailableError: the store is gone for good.
@@ -263,7 +256,7 @@ class FabricAgent:
 
 
 def usable_transports(wanted: Sequence[FabricTransport]) -> tuple[FabricTransport, ...]:
-    """Those that work on this machine.
+    """Configured transports that work on this machine.
 
     Raises:
         NixlError: none of them.

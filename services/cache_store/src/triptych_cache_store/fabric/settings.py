@@ -12,45 +12,38 @@ from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 
 class FabricSettings(ServiceSettings, MetricsSettings):
-    """What the agent needs to know; with neither a key nor certificates it does not start."""
+    """Settings of the fabric agent; without a key and without certificates it does not start."""
 
     config_section = "fabric"
 
-    instance: str = Field(default="fabric-0", description="name of this agent, unique in the deployment")
-    fabric_transports: tuple[FabricTransport, ...] = Field(
-        default=(FabricTransport.TCP,),
-        min_length=1,
-        description="how entries travel, best first, as a JSON list: tcp, nixl, redis",
-    )
-    fabric_listen_host: HostText = Field(
-        default="127.0.0.1", description="address to listen on for other agents"
-    )
-    fabric_port: int = Field(default=7420, ge=1, le=65535, description="... at this port")
-    fabric_advertise_host: HostText | None = Field(
-        default=None, description="how other agents reach it [default: FABRIC_LISTEN_HOST]"
-    )
-    fabric_key_file: Path | None = Field(
-        default=None, description="shared key of all agents: a file of 32 bytes or more, mode 0600"
-    )
-    fabric_tls_cert_file: Path | None = Field(
-        default=None, description="certificate of this agent, PEM; with the next two: mutual TLS"
-    )
-    fabric_tls_key_file: Path | None = Field(default=None, description="its private key, PEM, mode 0600")
-    fabric_tls_ca_file: Path | None = Field(
-        default=None, description="CA of the fabric, PEM: whoever it has signed belongs to the fabric"
-    )
-    fabric_max_bytes_in_flight: PositiveInt = Field(
-        default=256 << 20, description="reserved for entries of other stores that are not sealed yet"
-    )
-    fabric_max_rate: PositiveFloat | None = Field(
-        default=None, description="bytes a second that this agent sends [default: as many as go]"
-    )
-    fabric_progress_timeout_s: PositiveFloat = Field(
-        default=5.0, description="a peer that is silent for so long, or not reached, is unreachable"
-    )
+    instance: str = "fabric-0"
+    """Name of this agent, unique in the deployment; `{hostname}` in it is replaced by the host's name."""
+    fabric_transports: tuple[FabricTransport, ...] = Field(default=(FabricTransport.TCP,), min_length=1)
+    """JSON list of the transports of entries between hosts, best first: `tcp`, `nixl`, `redis`."""
+    fabric_listen_host: HostText = "127.0.0.1"
+    """Address to listen on for other agents."""
+    fabric_port: int = Field(default=7420, ge=1, le=65535)
+    """Port to listen on for other agents."""
+    fabric_advertise_host: HostText | None = None
+    """Name or address at which other agents reach this one. Not set: `fabric_listen_host`."""
+    fabric_key_file: Path | None = None
+    """File of the key that all agents share: 32 bytes or more, mode 0600. Not set: certificates alone."""
+    fabric_tls_cert_file: Path | None = None
+    """PEM file of this agent's certificate; with `fabric_tls_key_file` and `fabric_tls_ca_file`: mutual TLS.
+    """
+    fabric_tls_key_file: Path | None = None
+    """PEM file of the certificate's private key, mode 0600."""
+    fabric_tls_ca_file: Path | None = None
+    """PEM file of the fabric's CA; every agent with a certificate signed by it belongs to the fabric."""
+    fabric_max_bytes_in_flight: PositiveInt = 256 << 20
+    """Bytes reserved at once for entries of other stores that are not sealed yet."""
+    fabric_max_rate: PositiveFloat | None = None
+    """Bytes per second that this agent sends at most. Not set: no bound."""
+    fabric_progress_timeout_s: PositiveFloat = 5.0
+    """Seconds after which a peer that is silent, or cannot be reached, counts as unreachable."""
 
     def model_post_init(self, context: Any) -> None:
-        """Refuses an address that others cannot call."""
+        """Refuse an address that other hosts cannot connect to."""
         super().model_post_init(context)
         if len(set(self.fabric_transports)) < len(self.fabric_transports):
             raise ValueError("fabric_transports names one twice")
@@ -59,7 +52,7 @@ class FabricSettings(ServiceSettings, MetricsSettings):
 
     @property
     def listens(self) -> bool:
-        """Else other agents come through Redis alone."""
+        """True if a TCP port is opened; otherwise other agents connect through Redis only."""
         return self.fabric_transports != (FabricTransport.REDIS,)
 
     @property
@@ -67,7 +60,7 @@ class FabricSettings(ServiceSettings, MetricsSettings):
         return self.fabric_advertise_host or self.fabric_listen_host
 
     def credentials(self) -> Credentials:
-        """Raises FabricKeyError."""
+        """Load the credentials; raises FabricKeyError if they are unusable."""
         credentials = load_credentials(
             self.fabric_key_file, self.fabric_tls_cert_file, self.fabric_tls_key_file, self.fabric_tls_ca_file
         )

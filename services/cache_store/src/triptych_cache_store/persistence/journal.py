@@ -1,6 +1,6 @@
-"""Journal: what the store knows, kept in the region's headers as it changes, for the store after it.
+"""Journal: the store's state in the region's headers, for the store that starts next.
 
-Every change is written before its reply is sent. `recovery` reads it back.
+Every change is written before its reply is sent. `core.recovery` reads it back.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from triptych_common.region.layout import (
 
 
 class RegionJournal(EntryJournal):
-    """Writes the records of clients, pins and entries. Owns which slots and pin records are free."""
+    """Writes records of clients, pins and entries; owns the free slots and pin records."""
 
     def __init__(self, buffer: memoryview, layout: RegionLayout) -> None:
         self._buffer = buffer
@@ -29,7 +29,7 @@ class RegionJournal(EntryJournal):
 
     # ---- clients ---------------------------------------------------------------------------------
     def try_open_slot(self, lease_id: int, client: str, namespace: str) -> int | None:
-        """A slot for a new session; None when all are in use."""
+        """Slot for a new session; None if all are in use."""
         if not self._free_slots:
             return None
         slot = self._free_slots.pop()
@@ -42,7 +42,7 @@ class RegionJournal(EntryJournal):
         self._free_slots.append(slot)
 
     def note_seq(self, slot: int, seq: int) -> None:
-        """The command `seq` of the client in `slot` is being carried out."""
+        """Record that command `seq` of the client in `slot` is being executed."""
         records.write_last_seq(self._buffer, self._slot_offset(slot), seq)
 
     # ---- pins ------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class RegionJournal(EntryJournal):
         return len(self._free_pins)
 
     def note_pinned(self, pin: records.PinRecord) -> None:
-        """The caller made sure that a record is free."""
+        """Record a pin; the caller has checked that a record is free."""
         index = self._free_pins.pop()
         self._pins[pin.pin_id] = index
         records.write_pin(self._buffer, self._pin_offset(index), pin)
@@ -98,14 +98,14 @@ class RegionJournal(EntryJournal):
         records.clear(self._buffer, self._entry_offset(entry))
 
     def note_checksum(self, entry: Entry, checksum: int) -> None:
-        """Of the entry's bytes."""
+        """Record the checksum of the entry's bytes."""
         records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
 
     def checksum_of(self, entry: Entry) -> int | None:
         return records.read_marks(self._buffer, self._entry_offset(entry)).checksum
 
     def has_intact_header(self, entry: Entry) -> bool:
-        """Whether the header of a sealed `entry` is what the store wrote."""
+        """True if the header of a sealed `entry` is as the store wrote it."""
         offset = self._entry_offset(entry)
         record, marks = records.read_entry(self._buffer, offset), records.read_marks(self._buffer, offset)
         return (
@@ -131,7 +131,7 @@ class RegionJournal(EntryJournal):
                 yield index, record
 
     def entries(self) -> Iterator[tuple[int, records.EntryRecord | None, records.EntryMarks]]:
-        """Headers in use, with their first block; the record is None where it is damaged."""
+        """Headers in use with their first block; a damaged record is None."""
         first = self._layout.entries_offset
         last = records.entry_offset(self._layout, self._layout.num_blocks)
         states = bytes(self._buffer[first:last:ENTRY_HEADER_BYTES])
@@ -145,7 +145,7 @@ class RegionJournal(EntryJournal):
                 )
 
     def keep_only(self, slots: set[int], pins: dict[int, int]) -> None:
-        """Of what was read, only these slots and pins (record -> pin_id) live on; the rest is cleared."""
+        """Clear all slots and pin records but these (`pins`: record -> pin_id)."""
         for slot in range(self._layout.num_client_slots):
             if slot not in slots:
                 records.clear(self._buffer, self._slot_offset(slot))
@@ -171,7 +171,7 @@ class RegionJournal(EntryJournal):
 
 
 def short_namespace(digest: str | None) -> str:
-    """`digest` in a form that fits into a header."""
+    """Namespace digest shortened to fit a header."""
     text = digest or ""
     if len(text.encode()) > records.MAX_NAMESPACE_BYTES:
         return hashlib.sha256(text.encode()).hexdigest()

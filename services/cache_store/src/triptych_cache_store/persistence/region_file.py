@@ -1,7 +1,7 @@
-"""The region file: made or taken up, locked against a second store, prefaulted in the background.
+"""Region file: created or reused, locked against a second store, prefaulted in the background.
 
-A file that an earlier store left is taken up when it has the layout that is wanted. With another layout
-it is replaced: clients that still use it keep its memory, and learn that their leases are gone.
+A file left by an earlier store is reused if its layout is the configured one, else replaced: clients that
+still use it keep its memory and learn that their leases are gone.
 """
 
 import fcntl
@@ -27,9 +27,9 @@ PREFAULT_STEP_BYTES = 32 << 20
 
 
 class RegionFile:
-    """Owner of the file on tmpfs that every client maps, and of its mapping here.
+    """Owner of the tmpfs file that every client maps, and of its mapping here.
 
-    `is_new`: nothing of an earlier store is in it.
+    `is_new`: the file holds nothing of an earlier store.
     """
 
     def __init__(self, path: Path, fd: int, header: RegionHeader, *, is_new: bool) -> None:
@@ -46,7 +46,7 @@ class RegionFile:
 
     @classmethod
     def open(cls, path: Path, layout: RegionLayout, now: float) -> "RegionFile":
-        """The region at `path`, 0600, for a store that starts at `now` (seconds since the epoch).
+        """Open the region at `path`, mode 0600, for a store that starts at `now` (Unix seconds).
 
         Raises:
             RegionLayoutError: another store runs on it, it is not ours, of another version or damaged, the
@@ -65,16 +65,14 @@ class RegionFile:
             raise RegionLayoutError(f"cannot use the region {path}: {error.strerror}") from error
 
     def is_client_alive(self, slot: int) -> bool:
-        """Whether the client in `slot` holds its lock."""
+        """True if the client in `slot` holds its lock."""
         return is_slot_locked(self._fd, slot)
 
     def start_prefault(self, on_failure: Callable[[str], None], *, large_pages: bool = False) -> None:
-        """Get the file's memory in a background thread, so that no client ever waits for it.
+        """Allocate the file's memory in a background thread, so that clients never wait for it.
 
-        `large_pages`: ask for them first; the log names what it got.
-
-        `on_failure` is called in that thread when the tmpfs has not enough: writers would be killed
-        by SIGBUS, so the store must end.
+        `large_pages` requests huge pages first; the log shows what was obtained. `on_failure` is called in
+        that thread if the tmpfs is too small: writers would be killed by SIGBUS, so the store must end.
         """
         self._thread = threading.Thread(
             target=self._prefault, args=(on_failure, large_pages), name="prefault", daemon=True
@@ -82,13 +80,13 @@ class RegionFile:
         self._thread.start()
 
     def wait_prefaulted(self, timeout_s: float) -> bool:
-        """Whether the whole region is in memory within `timeout_s`."""
+        """Wait up to `timeout_s`; True if the whole region is in memory."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self.num_prefaulted_bytes == self.header.layout.num_bytes
 
     def close(self, *, unlink: bool) -> None:
-        """Stop prefaulting, let go of the lock, and remove the file if `unlink`."""
+        """Stop prefaulting, release the lock, and remove the file if `unlink`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(10.0)
@@ -132,7 +130,7 @@ class RegionFile:
 
 
 def _try_take_up(path: Path, layout: RegionLayout) -> tuple[int, RegionHeader] | None:
-    """The file that is there, locked, with its header; None: there is none, or it was removed as unfit."""
+    """Existing file, locked, with its header; None if there is none or it was removed as unfit."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The vLLM engine of the encoder: preprocess in this process, encode in vLLM's.
+"""The encoder's vLLM engine: preprocesses in this process, encodes in vLLM's.
 
 Preprocessing comes first and apart (`preprocessing`), so that an item's rows are exact, and its form is
 checked, before vLLM schedules anything.
@@ -42,7 +42,7 @@ BEHIND_ITEM = "."  # in the prompt: some models' positions count the token behin
 
 
 class EncodeEngine:
-    """Owns the `AsyncLLM`. Its outputs are [num_embeds, width of the modality] of `dtype`."""
+    """Owns the `AsyncLLM`; outputs are [num_embeds, width of the modality] of `dtype`."""
 
     def __init__(self, llm: AsyncLLM, limits: PreprocessLimits) -> None:
         self._llm = llm
@@ -59,7 +59,7 @@ class EncodeEngine:
 
     @property
     def max_num_tokens(self) -> int:
-        """A prompt must be shorter than this."""
+        """Exclusive limit of a prompt's tokens."""
         return int(self._llm.vllm_config.model_config.max_model_len)
 
     async def measure_widths(self) -> None:
@@ -75,23 +75,23 @@ class EncodeEngine:
 
     @property
     def item_limits(self) -> dict[Modality, int]:
-        """Items of a request that the model takes, by modality."""
+        """Number of items that a request may have, by modality."""
         limits = item_limits(self._llm.renderer.get_mm_processor())
         return {each: limits[each] for each in self._preprocessor.modalities}
 
     @property
     def unserved_modalities(self) -> Mapping[Modality, str]:
-        """Modalities of the model of which no item is taken, each with the reason."""
+        """Modalities of the model without any served item, each with the reason."""
         return self._preprocessor.unserved
 
     async def learn_item_schemas(self) -> None:
-        """See `Preprocessor.learn_item_schemas`."""
+        """See `Preprocessor.learn_item_schemas`; waits for vLLM's own warm-up."""
         renderer = self._llm.renderer
         await asyncio.to_thread(renderer._join_mm_warmup)  # it uses the processor in a thread of its own
         await self._preprocessor.learn_item_schemas(item_limits(renderer.get_mm_processor()))
 
     async def check_steps(self) -> None:
-        """Find out whether the model's videos can be encoded in pieces."""
+        """Check on the tower that the model's videos can be encoded in pieces."""
         if Modality.VIDEO not in self._preprocessor.modalities:
             return
         reports = [StepCheck(**fields) for fields in await self._llm.collective_rpc(CHECK_STEPS)]
@@ -102,11 +102,11 @@ class EncodeEngine:
         log.info("video steps checked", are_apart=not why, why=why, difference=difference)
 
     def num_pixels(self, job: EncodeJob) -> int:
-        """See `Preprocessor.num_pixels`."""
+        """See `Preprocessor.num_pixels` for the meaning."""
         return self._preprocessor.num_pixels(job)
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """See `Preprocessor.prepare`. A long video has pieces, where the model allows it."""
+        """See `Preprocessor.prepare`; a long video is divided, if the model allows it."""
         prepared = await self._preprocessor.prepare(job, media)
         if self._pieces is None or not job.piece_rows or job.modality is not Modality.VIDEO:
             return prepared
@@ -157,10 +157,10 @@ class EncodeEngine:
             raise EncodeRefusedError("the encoder's engine refused the item") from error
 
     async def _wait_until_ended(self, engine_request_id: str) -> None:
-        """A request that failed here may be in a step all the same: its worker may still write.
+        """Wait until no worker can write for a request that failed here but may be in a step.
 
-        EngineCore handles what it is sent in order, and so do the workers: after the abort no new step has
-        the request, and the answer comes behind the steps that had it.
+        EngineCore handles messages in order, and so do the workers: after the abort no new step has the
+        request, and the answer comes behind the steps that had it.
 
         Raises:
             EngineFailedError: it is not known whether a worker writes; the end of the engine ends it.
@@ -172,16 +172,16 @@ class EncodeEngine:
             raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
 
     async def probe_slab(self) -> dict[str, Any]:
-        """Have the worker probe the store's memory on its GPU: fields of a `SlabProbeResult`."""
+        """Probe the store's memory on the worker's GPU; returns fields of a `SlabProbeResult`."""
         answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
         return answer
 
     async def compute(self) -> Compute | None:
-        """What the engine's worker computes on."""
+        """Compute resources of the engine's worker."""
         return await compute_of(self._llm)
 
     async def check_health(self) -> None:
-        """Raises EngineFailedError when the engine is dead, or preprocessing is stuck."""
+        """Raise EngineFailedError if the engine is dead, or preprocessing is stuck."""
         self._preprocessor.check_health()
         try:
             await self._llm.check_health()
@@ -191,7 +191,7 @@ class EncodeEngine:
 
 @asynccontextmanager
 async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncIterator[EncodeEngine]:
-    """Start vLLM with these command-line options; shut it down in the end.
+    """Start vLLM with these command-line options, and shut it down at the end.
 
     Raises:
         TriptychError: an option cannot be served, or the engine does not work.

@@ -1,4 +1,5 @@
-"""A prepared video as several items of vLLM, each some steps of its grid. Not for towers that mix steps."""
+"""Divides a prepared video into several items of vLLM, each with some steps of its grid; not for towers that
+mix steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class VideoPieces:
-    """Of one model. `positions`: the encoder's engine computes them too, and must be able to."""
+    """Divides videos of one model; `positions` checks that the encoder's engine can place each piece."""
 
     positions: PositionCheck
 
     def divide(self, prepared: PreparedItem, piece_rows: int) -> PreparedItem:
-        """With its pieces, if it is long enough for several of `piece_rows` rows, and can be divided.
+        """Add pieces if the item can be divided and is long enough for several of `piece_rows` rows.
 
         Raises:
             PreprocessFailedError: for want of memory, for example.
@@ -54,7 +55,7 @@ class VideoPieces:
         return replace(prepared, record=record, pieces=tuple(pieces))
 
     def _check(self, engine_input: dict[str, Any], modality: str) -> None:
-        """Raises ValueError: the engine would not find the positions of the item in its prompt."""
+        """Raise ValueError if the engine could not find the item's positions in its prompt."""
         (position,) = engine_input["mm_placeholders"][modality]
         (item,) = engine_input["mm_kwargs"][modality]
         tokens = engine_input["prompt_token_ids"][position.offset : position.offset + position.length]
@@ -62,7 +63,7 @@ class VideoPieces:
 
 
 def _divided_steps(item: Any, num_rows: int, piece_rows: int) -> list[int]:
-    """Raises NotInStepsError: rows and steps do not go together."""
+    """Steps of each piece; raises NotInStepsError if rows and steps do not match."""
     num = num_steps(item)
     rows_of_step, rest = divmod(num_rows, num)
     if rest or not rows_of_step:
@@ -73,9 +74,9 @@ def _divided_steps(item: Any, num_rows: int, piece_rows: int) -> list[int]:
 def _inputs_of(
     engine_input: Any, modality: str, items: Sequence[Any], rows: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """One input of vLLM's for each piece: the prompt with that piece in the place of the video.
+    """One vLLM input for each piece: the prompt with that piece in place of the video.
 
-    A piece has the tokens of text on both of its sides: some models look for them to find its rows' places.
+    A piece keeps the text tokens on both of its sides: some models use them to find its rows' places.
     """
     tokens = list(engine_input["prompt_token_ids"])
     (mm_hash,) = engine_input["mm_hashes"][modality]
@@ -106,7 +107,7 @@ def _inputs_of(
 
 
 def _end_of_rows(place: Any) -> int:
-    """First token behind the piece's last row."""
+    """First token after the piece's last row."""
     if place.is_embed is None:
         return int(place.offset + place.length)
     return int(place.offset + place.is_embed.nonzero().max()) + 1

@@ -1,4 +1,4 @@
-"""One job at this encoder: how far it is, which requesters it is for, and what was sent to them.
+"""State of one job at this encoder, its requesters, and the messages sent to them.
 
     STARTED -> PREPROCESSED -> RESERVED -> ENCODING -> SEALED -> COMPLETED
        |            |              |  `----------------^ |  (the entry was there already)
@@ -8,8 +8,8 @@
                                    `--> DROPPED (nobody waits for it any more, or another encoder has it)
 
 A job that is dropped when it is taken from the stream never gets here; DROPPED is one whose last requester
-left while it waited for its encode.
-One whose engine dies stays as it is: the process ends, and another encoder takes the job over.
+left while it waited for its encode. One whose engine dies stays as it is: the process ends, and another
+encoder takes the job over.
 
 The encoder asks Redis for the requesters just before it sends anything. Without Redis it uses those that it
 knew last: the messages wait for Redis themselves, and the requesters mend a flight that outlives its job.
@@ -43,7 +43,7 @@ MAX_ROUNDS = 5  # of late joiners; they see the sealed metadata, so none of them
 
 
 class JobState(Enum):
-    """How far a job is."""
+    """Progress of a job at this encoder."""
 
     STARTED = "started"  # its flight runs here; the media are fetched and preprocessed
     PREPROCESSED = "preprocessed"  # its size is known; the store is asked for space
@@ -72,7 +72,7 @@ ALLOWED: dict[JobState, frozenset[JobState]] = {
 
 
 class ActiveJob:
-    """Only `enter` assigns `state`. Messages that cannot be sent until the job's deadline are given up."""
+    """One job; only `enter` assigns `state`. Messages still unsent at the job's deadline are dropped."""
 
     def __init__(
         self,
@@ -95,34 +95,34 @@ class ActiveJob:
         self._informed: dict[RequesterKey, Requester] = {}  # have the metadata
 
     def enter(self, state: JobState) -> None:
-        """Raises IllegalTransitionError when `state` cannot follow."""
+        """Move to `state`; raises IllegalTransitionError if it cannot follow."""
         check_transition(ALLOWED, f"job {self.job.job_id}", self.state, state)
         self.state = state
 
     @property
     def has_blocks(self) -> bool:
-        """It will soon be done here. Before that another encoder may have it."""
+        """True if the job will soon be done here; before that another encoder may take it."""
         return self.state not in (JobState.STARTED, JobState.PREPROCESSED)
 
     @property
     def waiting(self) -> frozenset[RequesterKey]:
-        """Requesters that wait for it, as far as it is known."""
+        """Requesters known to wait for the job."""
         return frozenset(self._waiting)
 
     @property
     def keys(self) -> set[RequesterKey]:
-        """Every requester that this job was ever for."""
+        """All requesters that this job ever had."""
         return {*self._waiting, *self._informed}
 
     def set_waiting(self, requesters: Iterable[Requester]) -> None:
-        """Redis has answered who waits now."""
+        """Update the waiting requesters from Redis."""
         self._waiting = {requester_key(each): each for each in requesters}
         self.refreshed_at = time.monotonic()
 
     async def inform_requesters(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
         """Send `metadata` to the requesters that do not have it.
 
-        `deadline`: monotonic seconds until which their final acks are waited for.
+        `deadline` limits the wait for their final acks, in monotonic seconds.
         """
         await self._refresh_requesters(metadata)
         new = [requester for key, requester in self._waiting.items() if key not in self._informed]
@@ -137,9 +137,9 @@ class ActiveJob:
     async def report_completed(
         self, metadata: EncoderCacheMetadata, deadline: float, encode_s: float
     ) -> set[RequesterKey]:
-        """The entry is sealed: report it to all requesters, and end the flight.
+        """Report the sealed entry to all requesters, and end the flight.
 
-        Also to the gateways of those that have left: a short answer may have ended since the seal.
+        Gateways of requesters that left are informed, too: a short answer may have ended since the seal.
 
         Returns:
             The requesters that left: they will not ack.
@@ -159,7 +159,7 @@ class ActiveJob:
         return left
 
     async def report_failed(self, kind: FailureKind, detail: str, encoder: str) -> None:
-        """The job produces nothing: report it to all requesters, unless another encoder works on it."""
+        """Report the failure to all requesters, unless another encoder works on the job."""
         failure = EncodeFailed(
             job_id=self.job.job_id, mm_hash=self.job.mm_hash, encoder=encoder, kind=kind, detail=detail[:2000]
         )
@@ -168,7 +168,7 @@ class ActiveJob:
         self.enter(JobState.FAILED)
 
     async def renew_lease(self, encoder: str, lease_s: float) -> None:
-        """This encoder still works on it."""
+        """Renew this encoder's lease of the job."""
         try:
             await self._single_flight.renew_job(
                 self.job.mm_hash,
@@ -208,7 +208,10 @@ async def publish_failure(
     *,
     by_owner: bool = True,
 ) -> None:
-    """To all requesters; without Redis to `known`. `by_owner`: unless another encoder works on the job."""
+    """Publish a failure to all requesters, or to `known` without Redis.
+
+    With `by_owner`, nothing is published if another encoder works on the job.
+    """
     waiting: Iterable[Requester] | None = None
     try:
         waiting = await single_flight.fail_flight(failure, by_owner=by_owner)

@@ -1,4 +1,4 @@
-"""How a preprocessed item is described to the store, its requesters, and the worker that writes it. Pure."""
+"""Descriptions of a preprocessed item for the store, its requesters, and the worker that writes it. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from triptych_vllm_connector.step_orders import WriteOrder
 
 @dataclass(frozen=True)
 class ItemPart:
-    """What lies in the store as one tensor, and is encoded at once: an item, or a piece of one."""
+    """Part of an item that is one tensor in the store and one encode: the item, or a piece of it."""
 
     mm_hash: str
     engine_request_id: str
@@ -20,7 +20,7 @@ class ItemPart:
 
 
 def parts_of(job: EncodeJob, prepared: PreparedItem, dtype: str) -> list[ItemPart]:
-    """In the order of the item's rows."""
+    """Parts of the item, in the order of its rows."""
     if not prepared.pieces:
         return [ItemPart(job.mm_hash, job.job_id, prepared, tensor_spec(prepared, dtype))]
     hashes = piece_hashes(job.mm_hash, prepared.record.pieces)
@@ -31,7 +31,7 @@ def parts_of(job: EncodeJob, prepared: PreparedItem, dtype: str) -> list[ItemPar
 
 
 def tensor_spec(prepared: PreparedItem, dtype: str) -> TensorSpec:
-    """Its output: [num_embeds, width]."""
+    """Shape and dtype of the item's output: [num_embeds, width]."""
     num_bytes = prepared.num_embeds * prepared.width * DTYPE_BYTES[dtype]
     return TensorSpec.model_validate(
         {"shape": (prepared.num_embeds, prepared.width), "dtype": dtype, "num_bytes": num_bytes}
@@ -41,7 +41,7 @@ def tensor_spec(prepared: PreparedItem, dtype: str) -> TensorSpec:
 def item_metadata(
     job: EncodeJob, prepared: PreparedItem, spec: TensorSpec, encoder: str, store: str
 ) -> EncoderCacheMetadata:
-    """Not sealed yet, and for no requester yet."""
+    """Metadata of an item that is not sealed yet, without requesters."""
     num_embeds, width = spec.shape
     return EncoderCacheMetadata(
         job_id=job.job_id,
@@ -60,7 +60,7 @@ def item_metadata(
 
 
 def write_order(part: ItemPart, traceparent: str | None, reservation: Reserved) -> WriteOrder:
-    """Where the worker is to write it."""
+    """Order for the worker to write a part into its reservation."""
     num_embeds, width = part.spec.shape
     return WriteOrder(
         mm_hash=part.mm_hash,

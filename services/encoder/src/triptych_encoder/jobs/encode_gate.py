@@ -16,7 +16,7 @@ from triptych_encoder.metrics import EncoderMetrics
 
 
 class EncodeGate:
-    """One engine's. For one event loop."""
+    """Encode gate of one engine, used in one event loop."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class EncodeGate:
         metrics: EncoderMetrics,
         row_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`row_s`: seconds that vLLM takes for a row of an item; None: not known."""
+        """`row_s` returns vLLM's seconds for a row of an item, or None if unknown."""
         self._policy = policy
         self._metrics = metrics
         self._row_s = row_s
@@ -35,7 +35,7 @@ class EncodeGate:
 
     @contextmanager
     def in_hand(self, item: GateItem) -> Iterator[None]:
-        """The policy knows of the item meanwhile, also before it is prepared."""
+        """Register the item with the policy during the block, also before it is prepared."""
         self._policy.add_item(item)
         try:
             yield
@@ -43,16 +43,16 @@ class EncodeGate:
             self._leave(item)
 
     def is_next(self, item: GateItem) -> bool:
-        """No other item in hand is to go into vLLM before this one."""
+        """True if no other item in hand goes into vLLM before this one."""
         return self._policy.is_next(item)
 
     def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
-        """These wait for it now."""
+        """Set the requesters that wait for the item now."""
         self._policy.set_places(item, places)
 
     @asynccontextmanager
     async def turn(self, item: GateItem, num_rows: int) -> AsyncIterator[None]:
-        """The block is vLLM's work on the item, which is prepared and in hand, and has so many rows.
+        """Wait for the item's turn; the block is vLLM's work on the item, which is prepared and in hand.
 
         Raises:
             JobFailure: its deadline passed before its turn came.
@@ -72,7 +72,7 @@ class EncodeGate:
             self._leave(item)
 
     def on_answer(self, item: GateItem, began_at: float) -> float:
-        """Note that vLLM is done with `item`, in its turn, which it was given at `began_at`.
+        """Record that vLLM has finished `item`, which it was given at `began_at`.
 
         Returns the seconds that vLLM worked on it, without those in which the item waited for others. Items
         that are computed together share their time by their rows: they are answered at once, so the time

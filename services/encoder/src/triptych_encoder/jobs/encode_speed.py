@@ -1,6 +1,6 @@
-"""How fast this encoder is, for the others of its namespace: seconds for a row, from the latest encodes.
+"""Speed of this encoder, announced to the others of its namespace: seconds for a row in recent encodes.
 
-Announced when it has changed by `CHANGE`: encoders that are alike need not hear of each other's noise.
+Announced when it has changed by `CHANGE`: similar encoders need not hear of each other's noise.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ ANNOUNCE_S = 5.0
 
 
 class EncodeSpeed:
-    """For one event loop. `run` must run."""
+    """Measured speed of one encoder, used in one event loop; `run` announces it."""
 
     def __init__(self) -> None:
         self._num_encodes = 0
@@ -27,7 +27,7 @@ class EncodeSpeed:
         self._announced: float | None = None
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        """vLLM worked for so long on an item of so many rows."""
+        """Record vLLM's seconds for an item of `num_rows` rows."""
         if num_rows <= 0 or seconds <= 0:
             return
         self._num_encodes += 1
@@ -37,11 +37,11 @@ class EncodeSpeed:
 
     @property
     def row_s(self) -> float | None:
-        """Seconds for a row; None: not known yet."""
+        """Seconds for a row; None until measured."""
         return self._seconds / self._rows if self._num_encodes >= MIN_ENCODES else None
 
     def poll_change(self) -> float | None:
-        """What is to be announced; None: nothing new."""
+        """Value to announce; None if it has not changed enough."""
         row_s, known = self.row_s, self._announced
         if row_s is None or (known is not None and known / CHANGE < row_s < known * CHANGE):
             return None
@@ -49,7 +49,7 @@ class EncodeSpeed:
         return row_s
 
     async def run(self, registration: Registration) -> None:
-        """Until cancelled."""
+        """Announce changes of the speed until cancelled."""
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             if (row_s := self.poll_change()) is not None:

@@ -1,4 +1,4 @@
-"""Which encoders take jobs of this namespace, from the registry: those near this one share its stream."""
+"""Encoders that take jobs of this namespace, from the registry; those at the same store share its stream."""
 
 import time
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ REFRESH_INTERVAL_S = 1.0
 
 
 class EncoderPeers:
-    """Not older than `REFRESH_INTERVAL_S`, while Redis is there. Those that drain take nothing: left out."""
+    """Encoders as of `REFRESH_INTERVAL_S` ago at most, while Redis answers; draining ones are left out."""
 
     def __init__(self, namespace_digest: str, store: str, registry: Registry) -> None:
-        """`store`: that this encoder writes to."""
+        """`store` is the store that this encoder writes to."""
         self.namespace_digest = namespace_digest
         self.store = store
         self._registry = registry
@@ -27,12 +27,12 @@ class EncoderPeers:
         self._refreshed_at = float("-inf")
 
     async def find(self) -> Consumers:
-        """Those of this encoder's store, this one among them, and how fast each says that it is."""
+        """Encoders at this encoder's store, itself included, with their announced speeds."""
         await self._refresh()
         return self._near
 
     async def find_others(self) -> Mapping[str, Mapping[str, int]]:
-        """By other store: the slots of its encoders."""
+        """Slots of the encoders at each other store."""
         await self._refresh()
         return self._others
 

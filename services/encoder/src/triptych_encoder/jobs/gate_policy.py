@@ -1,4 +1,4 @@
-"""Which prepared items go into vLLM next, and how many at a time. Pure: no clock, no I/O.
+"""Gate policy: order and batches of prepared items that go into vLLM. Pure: no clock, no I/O.
 
 Classes and flows take turns (common `domain.fair_turns`): a flow that has much in hand does not hold back the
 others. Within a flow every item has a time at which it is due, and the one that is due first goes first:
@@ -10,18 +10,18 @@ others. Within a flow every item has a time at which it is due, and the one that
 
 So a request's items go in the order of its prompt, older requests go first, and a request with many items
 does not hold back the first item of another. All leads are bounded: what came long after an item is due does
-not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine
-gets what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed
-only the item that is due first goes: until the batch is done there is time to prepare it. One that an idle
-engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
+not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine gets
+what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed only
+the item that is due first goes: until the batch is done there is time to prepare it. One that an idle engine
+has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
 recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
-while several flows have items, and encodes are long and one by one, at that end, which no prediction
-misses. An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to
-the size of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the
-language model, which then gets several items at once, is shared. A first item goes alone into an idle engine
-when what would go with it are later items of requests, so that it is sealed before them.
+while several flows have items, and encodes are long and one by one, at that end, which no prediction misses.
+An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to the size
+of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the language
+model, which then gets several items at once, is shared. A first item goes alone into an idle engine when what
+would go with it are later items of requests, so that it is sealed before them.
 """
 
 import math
@@ -38,7 +38,7 @@ JOIN_LEAD_S = 0.25
 MAX_JOIN_LEAD_S = 1.0
 DEADLINE_LEAD_S = 2.0
 MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
-"""Nothing of its flow and class that came so much later than an item's request goes before the item."""
+"""An item is never overtaken by one of its flow and class that came this much later than its request."""
 MAX_BATCHES = 2  # in vLLM: one is computed, one waits
 LEAD_S = 0.015  # from the gate to vLLM's next step, and some more
 LEAD_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
@@ -49,7 +49,7 @@ LONG_ENCODE_S = 0.1  # one for which the pause between two, some 10 ms without `
 
 @dataclass(eq=False, slots=True)
 class GateItem:
-    """One item in hand. Times are monotonic seconds."""
+    """One item in hand, with times in monotonic seconds."""
 
     places: frozenset[RequesterKey]  # who waits for it, as far as it is known
     published_at: float
@@ -61,7 +61,7 @@ class GateItem:
 
 
 class GatePolicy:
-    """Owns what is in hand: being prepared, ready, or in vLLM."""
+    """Owns the items in hand: being prepared, ready, or in vLLM."""
 
     def __init__(self, encode_batch: int, longest_batch_s: float = math.inf) -> None:
         """
@@ -85,7 +85,7 @@ class GatePolicy:
         self._is_long = False  # what it takes, as predicted
         self._came_at: dict[str, float] = {}  # by flow: its latest item
         self.held_until: float | None = None
-        """Since the last `take_batch`: it is to be asked again then, if nothing happens before."""
+        """Time set by the last `take_batch` at which it must be asked again, if nothing happens before."""
 
     @property
     def num_in_engine(self) -> int:
@@ -96,7 +96,7 @@ class GatePolicy:
         return len(self._ready)
 
     def add_item(self, item: GateItem) -> None:
-        """It is in hand, and not prepared yet."""
+        """Add an item that is in hand and not yet prepared."""
         self._in_hand[item] = None
         flow = item.lane.flow
         self._came_at[flow] = max(item.published_at, self._came_at.pop(flow, item.published_at))
@@ -106,18 +106,18 @@ class GatePolicy:
             self._since[request_id] = min(self._since.get(request_id, item.published_at), item.published_at)
 
     def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
-        """Others wait for it now."""
+        """Set the requesters that wait for the item now."""
         item.places = frozenset(places)
         for request_id in _requests(item):
             self._since.setdefault(request_id, item.published_at)
 
     def set_ready(self, item: GateItem) -> None:
-        """It is prepared, and may go into vLLM."""
+        """Mark the item as prepared, so that it may go into vLLM."""
         self._ready.add(item)
         self._passed.discard(item)
 
     def remove_item(self, item: GateItem) -> None:
-        """vLLM is done with it, or it never goes there. Idempotent."""
+        """Remove an item that vLLM has finished, or that never goes there. Idempotent."""
         self._in_hand.pop(item, None)
         self._ready.discard(item)
         self._passed.discard(item)
@@ -130,9 +130,9 @@ class GatePolicy:
             self._begun.discard(request_id)
 
     def take_batch(self, now: float = float("inf")) -> list[GateItem]:
-        """The items that vLLM is to be given now; none: it has enough, or nothing is ready.
+        """Items to give to vLLM now; none if it has enough, or nothing is ready.
 
-        `now`: monotonic seconds; without, nothing is held back.
+        `now` is in monotonic seconds; by default nothing is held back.
         """
         self.held_until = None
         self._note_computed(now)
@@ -180,11 +180,11 @@ class GatePolicy:
         return chosen
 
     def batch_of(self, item: GateItem) -> frozenset[GateItem]:
-        """The items that vLLM computes together with `item` and is not done with, `item` included."""
+        """Unfinished items of the batch of `item`, itself included."""
         return frozenset().union(*(batch for batch in self._batches if item in batch))
 
     def _note_computed(self, now: float) -> None:
-        """If vLLM has begun another batch since the last time: when it is to have the one after that."""
+        """Schedule the hand-over of the next batch if vLLM has begun another since the last call."""
         if not self._batches or self._batches[0] is self._computed:
             return
         self._computed = self._batches[0]
@@ -194,7 +194,7 @@ class GatePolicy:
         self._is_long = seconds >= LONG_ENCODE_S
 
     def _has_flows(self, now: float) -> bool:
-        """Several have items, or had some lately."""
+        """True if several flows have items, or had some recently."""
         recent = {flow for flow, at in self._came_at.items() if now - at < FLOW_MEMORY_S}
         return len(recent | {item.lane.flow for item in self._in_hand}) > 1
 
@@ -224,7 +224,7 @@ class GatePolicy:
         return self.due_at(item), min((index for _, index in item.places), default=0)
 
     def due_at(self, item: GateItem) -> float:
-        """When it is due, monotonic seconds."""
+        """Time at which the item is due, in monotonic seconds."""
         due = [
             self._since[request_id] + (0.0 if self._leads(request_id, index) else FIRST_LEAD_S)
             for request_id, index in item.places
@@ -237,7 +237,7 @@ class GatePolicy:
         return any(self._leads(request_id, index) for request_id, index in item.places)
 
     def _leads(self, request_id: str, index: int) -> bool:
-        """No item of the request went before, and none in hand stands before this one in its prompt."""
+        """True if no item of the request went before and none in hand precedes this one in its prompt."""
         return request_id not in self._begun and not any(
             request_id == other and before < index
             for each in self._in_hand

@@ -1,4 +1,4 @@
-"""The parts of one item in the store: their reservations, and our pins of them after the seals.
+"""Reservations of one item's parts in the store, and the encoder's pins of them after the seals.
 
 An item has one part, or as many as pieces. They are reserved together or not at all: two items that had half
 of the region each would wait for each other.
@@ -18,7 +18,7 @@ from triptych_encoder.store.store_reservations import PinFuture, Reservation, St
 
 @dataclass
 class HeldPart:
-    """One of them. Its states are the store's; here is what of it this encoder has to end."""
+    """Reservation of one part, with what this encoder must end of it; the store has its state."""
 
     part: ItemPart
     reservation: Reservation
@@ -32,7 +32,7 @@ class HeldPart:
 
 
 class HeldParts:
-    """What the store gave for the parts of one item, in their order."""
+    """Reservations of all parts of one item, in order."""
 
     def __init__(
         self, held: Sequence[HeldPart], reservations: StoreReservations, store_client: StoreClient
@@ -46,20 +46,20 @@ class HeldParts:
 
     @property
     def is_sealed(self) -> bool:
-        """All of them are."""
+        """True if all parts are sealed."""
         return all(each.is_sealed for each in self._held)
 
     @property
     def transport(self) -> Transport:
-        """Of the first one."""
+        """Transport of the first part."""
         return transport_of(self._held[0].reservation.memory)
 
     def give_back(self) -> None:
-        """The item comes to nothing: end what is ours. A reservation that the worker has is the worker's."""
+        """Give everything back for an item that fails, except reservations that the worker has."""
         give_back_parts(self._held, self._reservations, self._store_client)
 
     async def wait_for_pins(self) -> list[int]:
-        """Our pins, when the engine has answered for all of them.
+        """Pin ids of all parts, once the engine has answered for them.
 
         Raises:
             JobFailure: the worker did not write one of them.
@@ -85,9 +85,9 @@ async def hold_parts(
     is_granted: bool,
     deadline: float,
 ) -> HeldParts:
-    """Reserve all of them. See `StoreReservations.reserve_item`.
+    """Reserve all parts; see `StoreReservations.reserve_item`.
 
-    Pieces that are sealed are pinned first: else the store might evict them to make room for the others.
+    Sealed pieces are pinned first: otherwise the store might evict them to make room for the others.
 
     Raises:
         StoreFullError: no space for all of them now; nothing is held.

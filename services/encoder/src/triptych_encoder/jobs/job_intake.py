@@ -1,4 +1,4 @@
-"""JobIntake: the jobs that this encoder takes, from the stream of its own store and, when idle, from others.
+"""Job intake: takes jobs from the stream of the encoder's own store and, when idle, from others.
 
     own stream --a job--> in hand
         `--empty, and none in hand--> look at the streams of other stores --a spare job--> in hand
@@ -10,8 +10,8 @@ own encoders do. Redis has no wake-up for a job that stays there: so an idle enc
 `LOOK_INTERVAL_MS`, and only where its namespace has encoders at other stores. One with a job in hand reads
 its own stream as long as any reader, so it looks `BLOCK_MS` after its last job at the latest. What it may
 take Redis decides in one step (`take_spare.lua`): the oldest job, once it has waited for as long as its
-gateway wants it to be left to the encoders near it, and if those have no free slots for all that wait. One
-at a time.
+gateway wants it to be left to the encoders near it, and if those have no free slots for all that wait. One at
+a time.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ LOOK_INTERVAL_MS = 100
 
 
 class JobIntake:
-    """Async context manager and async iterator of `Delivery`, like the consumers that it reads with."""
+    """Async context manager and async iterator of `Delivery`, like the stream consumers that it uses."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class JobIntake:
         return self._bus.names.encode_jobs(self._peers.namespace_digest, store)
 
     def _num_spare(self) -> int:
-        """Jobs in hand of other stores' streams."""
+        """Number of jobs in hand from other stores' streams."""
         return sum(each.num_outstanding for each in self._others.values())
 
     async def __aenter__(self) -> Self:
@@ -100,11 +100,11 @@ class JobIntake:
         return self._own.num_outstanding + self._num_spare()
 
     def stop(self) -> None:
-        """Take nothing more: iteration ends after what was already taken, within one block time."""
+        """Take no more jobs; iteration ends after those already taken, within one block time."""
         self._own.stop()
 
     async def _take_spare(self, others: Mapping[str, Mapping[str, int]]) -> Delivery | None:
-        """Of the first store that has a job to spare; each is the first in turn."""
+        """Spare job of the first store that has one; stores take turns at being first."""
         for store in sorted(others, key=self._turn_of):
             if store not in self._others:
                 self._others[store] = await self._stack.enter_async_context(self._open(store))

@@ -1,4 +1,4 @@
-"""Which jobs this encoder does at all, and the leases of those that it works on, in Redis."""
+"""Decides which jobs this encoder does, and keeps their leases in Redis."""
 
 import asyncio
 import time
@@ -23,12 +23,12 @@ ASK_LIMIT_S = 0.3  # for whether an item is still needed: vLLM waits for the ans
 
 
 class JobLeases:
-    """`run` must run."""
+    """Leases of the jobs in hand, which `run` renews."""
 
     def __init__(
         self, single_flight: SingleFlight, reporter: Reporter, ledger: Ledger, instance: str, lease_s: float
     ) -> None:
-        """`lease_s`: a job that was not renewed for so long is another encoder's; as on the stream."""
+        """`lease_s`: a job not renewed for this long passes to another encoder, as on the stream."""
         self._single_flight = single_flight
         self._reporter = reporter
         self._ledger = ledger
@@ -39,7 +39,7 @@ class JobLeases:
         self.num_superseded = 0  # jobs that another encoder works on, or that another job replaced
 
     async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
-        """A job that was taken from the stream; None: it is dropped."""
+        """Start a job from the stream; None if it is dropped."""
         start, requesters = await self._start_job(job, delivery.entry_id, delivery.stream, delivery.envelope)
         if not self._is_to_be_done(job, StartResult.UNWANTED if start is StartResult.GONE else start):
             return None
@@ -48,12 +48,12 @@ class JobLeases:
         )
 
     async def is_still_needed(self, active: ActiveJob) -> bool:
-        """Of a job that has waited for its encode: whether to encode it now. Refreshes its requesters.
+        """True if a job that has waited for its encode should be encoded now; refreshes its requesters.
 
-        False: all requesters have left, and its flight has ended with that; or it has ended otherwise; or an
-        encoder works on another entry of the job. One that took over this very entry is not noticed: the
-        flight is started here again. True also when Redis does not answer, or has lost the flight and the
-        entry: the requesters, who have the metadata, wait.
+        False if all requesters have left, which ended its flight; if the flight has ended otherwise; or if an
+        encoder works on another entry of the job. A takeover of this very entry is not noticed: the flight is
+        started here again. True also when Redis does not answer, or has lost the flight and the entry: the
+        requesters, who have the metadata, wait.
         """
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
@@ -70,7 +70,7 @@ class JobLeases:
     async def _start_job(
         self, job: EncodeJob, entry_id: str, stream: str, envelope: Envelope
     ) -> tuple[StartResult, tuple[Requester, ...]]:
-        """Requesters: none, where they are not known; a full Redis starts a job without recording any."""
+        """Start the job in Redis; requesters are empty if unknown. A full Redis records none."""
         try:
             return await self._single_flight.start_job(
                 job,
@@ -97,7 +97,7 @@ class JobLeases:
 
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
-        """Its lease is renewed meanwhile."""
+        """Renew the job's lease during the block."""
         self._renewed[job] = None
         try:
             yield
@@ -105,7 +105,7 @@ class JobLeases:
             self._renewed.pop(job, None)
 
     async def fail_dead_letter(self, job: EncodeJob, envelope: Envelope, reason: str) -> None:
-        """No encoder will try the job again, whichever had it: report that to the requesters."""
+        """Report to the requesters that no encoder will try the job again."""
         failure = EncodeFailed(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
@@ -125,7 +125,7 @@ class JobLeases:
 
 
 def check_deadline(envelope: Envelope) -> None:
-    """Raises JobFailure when no requester waits any more."""
+    """Raise JobFailure if no requester waits any more."""
     if remaining_s(envelope) <= 0:
         raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
 

@@ -58,7 +58,7 @@ REFRESH_AFTER_S = 0.1  # an item that waited longer for its encode is encoded on
 
 
 class JobRunner:
-    """Handles one namespace's jobs, several at once, each `mm_hash` by one of them at a time."""
+    """Runs one namespace's jobs, several at once, but only one at a time of each `mm_hash`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class JobRunner:
         namespace_digest: str,
         telemetry: JobTelemetry,
     ) -> None:
-        """`prepared_pixels`: of all large images from their preprocessing to the end of their encode."""
+        """`prepared_pixels` limits large images from their preprocessing to the end of their encode."""
         self._engine = engine
         self._watchdog = watchdog
         self._gate = gate
@@ -95,7 +95,7 @@ class JobRunner:
         self.num_encodes = 0
 
     def has_blocks(self, delivery: Delivery) -> bool:
-        """Whether the job will soon be done here. Before that another encoder may have it."""
+        """True if the job will soon be done here; before that another encoder may take it."""
         job = self._active.get((delivery.stream, delivery.entry_id))
         return job is not None and job.has_blocks
 
@@ -139,7 +139,7 @@ class JobRunner:
         await delivery.ack()
 
     async def on_dead_letter(self, envelope: Envelope, reason: str) -> None:
-        """The job was delivered too often: report that before it goes to the dead letters."""
+        """Report a job that was delivered too often, before it goes to the dead letters."""
         if isinstance(envelope.message, EncodeJob) and self._is_ours(envelope.message):
             self._telemetry.on_failed(envelope.message, FailureKind.DEAD_LETTER)
             await self._leases.fail_dead_letter(envelope.message, envelope, reason)
@@ -165,9 +165,7 @@ class JobRunner:
             raise
 
     def _is_ours(self, job: EncodeJob) -> bool:
-        """Another namespace's item is left alone: no wrong tensor may stand under its hash, and its flight
-        goes on. Its gateways see that the job is not on the stream where it belongs, and send it there.
-        """
+        """False for another namespace's item: its hash must not get a wrong tensor; its gateways move it."""
         return job.namespace_digest == self._namespace_digest
 
     async def _once_per_hash(self, job: ActiveJob) -> None:
@@ -199,7 +197,7 @@ class JobRunner:
     async def _reserve_and_encode(
         self, active: ActiveJob, item: GateItem, prepared: PreparedItem
     ) -> tuple[EncoderCacheMetadata, list[int], float] | None:
-        """What was announced, our pins of what is sealed, and the seconds of vLLM; None: dropped."""
+        """Metadata, pin ids of the sealed parts, and vLLM's seconds; None if the job was dropped."""
         job, envelope = active.job, active.envelope
         active.enter(JobState.PREPROCESSED)
         parts = parts_of(job, prepared, self._engine.dtype)
@@ -230,7 +228,7 @@ class JobRunner:
     async def _announced_meanwhile(
         self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata
     ) -> AsyncIterator[None]:
-        """The item is announced while the block runs, and when it has ended, unless that was by a fault."""
+        """Announce the item during the block, and complete that afterwards unless the block failed."""
         announcing = asyncio.get_running_loop().create_task(self._announce(active, item, metadata))
         try:
             yield
@@ -248,7 +246,7 @@ class JobRunner:
         self._gate.set_places(item, active.waiting)
 
     async def _encode_in_turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> float | None:
-        """Seconds of vLLM, 0 if another encoder has sealed the item; None: nobody waits for it any more."""
+        """vLLM's seconds, or 0 if another encoder sealed the item; None if no requester waits."""
         announced_at = time.monotonic()
         async with self._turn(active, item, held):
             if held.is_sealed:
@@ -271,7 +269,7 @@ class JobRunner:
 
     @asynccontextmanager
     async def _turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> AsyncIterator[None]:
-        """The block is vLLM's work on the item."""
+        """Wait for the item's turn; the block is vLLM's work on it."""
         began_ns = time.time_ns()
         num_rows = sum(each.part.prepared.num_embeds for each in held if not each.is_sealed)
         async with self._gate.turn(item, num_rows):
@@ -279,7 +277,7 @@ class JobRunner:
             yield
 
     async def _is_still_needed(self, active: ActiveJob, announced_at: float) -> bool:
-        """Redis is asked only about an item that waited long: requesters leave while they wait."""
+        """True if the item is still needed; Redis is asked only about items that waited long."""
         if time.monotonic() - max(active.refreshed_at, announced_at) < REFRESH_AFTER_S:
             return True
         return await self._leases.is_still_needed(active)
@@ -292,11 +290,11 @@ class JobRunner:
     async def _reserve(
         self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata, parts: Sequence[ItemPart]
     ) -> HeldParts:
-        """While the store is full it is asked again, until the deadline.
+        """Reserve the parts, retrying a full store until the deadline.
 
         The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
-        answers the metadata. The item that is to be encoded next asks most often: those that are reserved
-        ahead of their encode must not take from it what becomes free.
+        answers the metadata. The item that is to be encoded next asks most often: items reserved ahead of
+        their encode must not take what becomes free.
         """
 
         def wait(state: tenacity.RetryCallState) -> float:
@@ -327,7 +325,7 @@ class JobRunner:
             raise
 
     async def _fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
-        """While a gateway hangs, its items hold no share of the pixels."""
+        """Fetch the media, before the item takes a share of the pixels: a gateway may hang."""
         check_deadline(envelope)
         with self._telemetry.fetching(job, envelope):
             try:
@@ -361,7 +359,7 @@ class JobRunner:
         return prepared
 
     async def _run_encoder(self, item: GateItem, held: HeldPart, order: WriteOrder) -> float:
-        """Seconds that vLLM worked on it."""
+        """Encode one part; returns vLLM's seconds."""
         began_at = time.monotonic()
         try:
             async with self._watchdog.waiting():
@@ -377,13 +375,13 @@ class JobRunner:
 
 
 def wait_for_space(state: tenacity.RetryCallState, longest_s: float) -> float:
-    """Seconds. Random: two encoders, each with part of what both need, must not stay in step."""
+    """Seconds to wait; random, so that two encoders with part of what both need do not stay in step."""
     shortest_s = FIRST_RETRY_S / 2
     return tenacity.wait_random_exponential(FIRST_RETRY_S, max=longest_s, min=shortest_s)(state)
 
 
 def _cause(failure: JobFailure) -> str | None:
-    """A library's own error, for the log alone: the caller gets `failure.detail`."""
+    """Library's own error, for the log only: the caller gets `failure.detail`."""
     error = failure.__cause__
     return (
         repr(error.__cause__)[:MAX_CAUSE_CHARS] if error is not None and error.__cause__ is not None else None

@@ -1,4 +1,4 @@
-"""What is recorded of jobs: the spans of their stages, in each job's own trace, and the metrics."""
+"""Spans of a job's stages, in the job's own trace, and its metrics."""
 
 import time
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ REFUSED = "refused"  # no job of this encoder's at all: it is of another namespa
 
 
 class JobTelemetry:
-    """One encoder's."""
+    """Telemetry of one encoder's jobs."""
 
     def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed, own_stream: str) -> None:
-        """`own_stream`: of the jobs for encoders of its store."""
+        """`own_stream` has the jobs for encoders of this encoder's store."""
         self._instance = instance
         self._own_stream = own_stream
         self._metrics = metrics
@@ -32,7 +32,7 @@ class JobTelemetry:
 
     # ---- a job's beginning and end ---------------------------------------------------------------
     def on_taken(self, delivery: Delivery, job: EncodeJob) -> None:
-        """It was taken from the stream."""
+        """Record a job taken from the stream."""
         envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
         self._metrics.queue_s.labels(job.modality.value).observe(envelope.queued_s)
         if delivery.stream != self._own_stream:
@@ -51,15 +51,15 @@ class JobTelemetry:
         )
 
     def on_end(self, job: EncodeJob, state: JobState) -> None:
-        """It is done with here."""
+        """Count a job that ended here, by its state."""
         self._count_end(job, state.value.replace(" ", "_"))
 
     def on_refused(self, job: EncodeJob) -> None:
-        """It is none of this encoder's jobs."""
+        """Count a job that is not for this encoder."""
         self._count_end(job, REFUSED)
 
     def on_failed(self, job: EncodeJob, kind: FailureKind) -> None:
-        """It will produce nothing."""
+        """Count a failed job by the kind of its failure."""
         self._metrics.failures.labels(job.modality.value, kind.value).inc()
 
     def _count_end(self, job: EncodeJob, outcome: str) -> None:
@@ -68,7 +68,7 @@ class JobTelemetry:
     # ---- its stages ------------------------------------------------------------------------------
     @contextmanager
     def fetching(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
-        """The block gets the media. Those that came with the job are there at once, and not timed."""
+        """Time the fetch of the media in the block, unless they came with the job."""
         with self._span("encoder.fetch", job, envelope):
             if envelope.blob is not None:
                 yield
@@ -77,23 +77,23 @@ class JobTelemetry:
                     yield
 
     def on_media(self, job: EncodeJob, media: bytes) -> None:
-        """They are there."""
+        """Count the bytes of fetched media."""
         self._metrics.media_bytes.labels(job.modality.value).inc(len(media))
 
     @contextmanager
     def preprocessing(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
-        """The block decodes the media and runs the model's processor."""
+        """Time the decoding and the model's processor in the block."""
         with self._timed_span("encoder.preprocess", self._metrics.preprocess_s, job, envelope):
             yield
 
     @contextmanager
     def reserving(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
-        """The block waits until the store has space."""
+        """Time the wait for space in the store."""
         with self._timed_span("encoder.reserve", self._metrics.reserve_s, job, envelope):
             yield
 
     def on_turn(self, job: EncodeJob, envelope: Envelope, began_ns: int) -> None:
-        """The gate has given it to vLLM; `began_ns`: wall clock, when it came there."""
+        """Record the wait at the gate, since `began_ns` (wall clock)."""
         now_ns = time.time_ns()
         self._metrics.gate_s.labels(job.modality.value).observe(max(now_ns - began_ns, 0) / 1e9)
         record_span(
@@ -105,7 +105,7 @@ class JobTelemetry:
         )
 
     def on_sealed(self, job: EncodeJob, num_written: int, num_rows: int, encode_s: float) -> None:
-        """All of its parts are sealed: `num_written` of `num_rows` by this encoder, which took `encode_s`."""
+        """Record a sealed item, of which this encoder wrote `num_written` parts in `encode_s`."""
         if not num_written:
             self._metrics.store_hits.labels(job.modality.value).inc()
             return

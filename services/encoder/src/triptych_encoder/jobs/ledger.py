@@ -1,4 +1,5 @@
-"""Ledger: which requesters still wait for a sealed entry, so how long the encoder keeps its pin of it. Pure.
+"""Ledger: requesters that still wait for a sealed entry, which decide how long the encoder keeps its pin.
+Pure.
 
     ANNOUNCED --sealed--> HELD --every requester acked, or the deadline passed--> RELEASED
         `--every requester acked, its job failed, or the deadline passed-------------^
@@ -14,7 +15,7 @@ from triptych_common.protocol.messages import RequesterKey
 
 
 class PinState(Enum):
-    """Of the producer's pin of one item."""
+    """State of the encoder's pin of one item."""
 
     ANNOUNCED = "announced"  # requesters know of the item; nothing is pinned yet
     HELD = "held"
@@ -30,7 +31,7 @@ ALLOWED: dict[PinState, frozenset[PinState]] = {
 
 @dataclass
 class PinnedItem:
-    """`pin_ids` are set from HELD on: one, or one of each piece. Only `enter` assigns `state`."""
+    """One item; `pin_ids` (one for each piece) are set from HELD on. Only `enter` assigns `state`."""
 
     mm_hash: str
     waiting: set[RequesterKey]
@@ -40,13 +41,13 @@ class PinnedItem:
     state: PinState = PinState.ANNOUNCED
 
     def enter(self, state: PinState) -> None:
-        """Raises IllegalTransitionError when `state` cannot follow."""
+        """Move to `state`; raises IllegalTransitionError if it cannot follow."""
         check_transition(ALLOWED, f"pin of {self.mm_hash}", self.state, state)
         self.state = state
 
 
 class Ledger:
-    """By mm_hash. Methods that end pins return them: the caller gives them back to the store."""
+    """Items by mm_hash. Methods that end pins return them for the caller to give back to the store."""
 
     def __init__(self) -> None:
         self._items: dict[str, PinnedItem] = {}
@@ -55,7 +56,7 @@ class Ledger:
         return len(self._items)
 
     def add_requesters(self, mm_hash: str, requesters: set[RequesterKey], deadline: float) -> None:
-        """A job's item was announced to these requesters."""
+        """Add requesters to whom a job's item was announced."""
         item = self._items.get(mm_hash)
         if item is None:
             self._items[mm_hash] = PinnedItem(mm_hash, set(requesters), deadline)
@@ -64,7 +65,7 @@ class Ledger:
             item.deadline = max(item.deadline, deadline)
 
     def hold_pins(self, mm_hash: str, pin_ids: list[int]) -> list[int]:
-        """All of the item is sealed and pinned for us. A second pin of it is not needed."""
+        """Hold the pins of a sealed item; returns pins that are not needed, as of a second seal."""
         item = self._items.get(mm_hash)
         if item is None or item.state is PinState.HELD:
             return pin_ids
@@ -73,18 +74,18 @@ class Ledger:
         return self._release_if_done(item)
 
     def add_grant(self, mm_hash: str, key: RequesterKey) -> None:
-        """This requester's prefill_decode keeps space for the item."""
+        """Record that the requester's prefill_decode keeps space for the item."""
         item = self._items.get(mm_hash)
         if item is not None:
             item.granted.add(key)
 
     def is_granted(self, mm_hash: str) -> bool:
-        """Whether any consumer keeps space for it."""
+        """True if any consumer keeps space for the item."""
         item = self._items.get(mm_hash)
         return item is not None and bool(item.granted)
 
     def remove_requesters(self, mm_hash: str, requesters: set[RequesterKey]) -> list[int]:
-        """These send no more acks: they sent the final one, declined, left, or their job failed. Idempotent.
+        """Remove requesters that send no more acks: acked, declined, left, or failed. Idempotent.
 
         Others may still wait, also for an earlier job that did not fail.
         """
@@ -96,7 +97,7 @@ class Ledger:
         return self._release_if_done(item)
 
     def expire(self, now: float) -> list[int]:
-        """Items whose requesters never answered."""
+        """End the pins of items whose requesters never answered."""
         late = [item for item in self._items.values() if item.deadline <= now]
         return [pin_id for item in late for pin_id in self._release(item)]
 

@@ -1,4 +1,4 @@
-"""Where a job's media come from: inside the job, or from the gateway that keeps them."""
+"""Source of a job's media: the job itself, or the gateway that keeps them."""
 
 import asyncio
 import io
@@ -18,23 +18,23 @@ FETCH_TIMEOUT_S = 30.0  # for one item as a whole, whatever the client's limits 
 
 
 class MediaGoneError(TriptychError):
-    """The gateway no longer serves the media, or cannot be reached."""
+    """The gateway no longer serves the media, or is unreachable."""
 
 
 def new_media_client() -> httpx.AsyncClient:
-    """One per encoder. Its slots bound the connections."""
+    """HTTP client of one encoder, whose slots bound the connections."""
     return new_http_client(httpx.Timeout(READ_TIMEOUT_S), httpx.Limits(max_keepalive_connections=20))
 
 
 class MediaSource:
-    """Fetches at most `max_bytes`, bounded in time; the address is the gateway's own, from the job."""
+    """Fetches at most `max_bytes` in limited time, from the gateway's own address in the job."""
 
     def __init__(self, client: httpx.AsyncClient, max_bytes: int) -> None:
         self._client = client
         self._max_bytes = max_bytes
 
     async def fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
-        """The media of `job`.
+        """Fetch the media of `job`.
 
         Raises:
             MediaGoneError: neither inline nor to be had, or not of the announced length.
@@ -50,7 +50,7 @@ class MediaSource:
         return media
 
     async def _download(self, url: str, num_bytes: int, deadline: float | None) -> bytes:
-        """At most little more than `num_bytes`."""
+        """Download little more than `num_bytes` at most."""
         left_s = FETCH_TIMEOUT_S if deadline is None else min(FETCH_TIMEOUT_S, deadline - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
@@ -61,7 +61,7 @@ class MediaSource:
         return media
 
     async def _ask(self, url: str, num_bytes: int) -> bytes | None:
-        """None: the gateway is sending as many media as it may."""
+        """One request; None if the gateway is already sending as many media as it may."""
         async with self._client.stream("GET", url) as response:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                 return None

@@ -13,7 +13,7 @@ EXPIRY_CHECK_S = 5.0  # pins of requests that never answered; time to live, not 
 
 
 class ReplyReader:
-    """Applies what comes from the bus to the ledger."""
+    """Applies messages from the bus to the ledger."""
 
     def __init__(
         self, bus: AsyncBus, names: StreamNames, instance: str, ledger: Ledger, store_client: StoreClient
@@ -26,13 +26,13 @@ class ReplyReader:
         self._changed = asyncio.Event()
 
     async def wait_settled(self) -> None:
-        """Return when no requester's final ack is outstanding. `run` must run; bound it."""
+        """Return when no requester's final ack is outstanding; needs `run`, and a timeout of the caller's."""
         while len(self._ledger):
             self._changed.clear()
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read replies and expire pins until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(self._names.preallocations(self._instance)))
             group.create_task(self._read(self._names.acks(self._instance)))
@@ -48,7 +48,7 @@ class ReplyReader:
                 delivery.ack_soon()
 
     def on_reply(self, message: object) -> None:
-        """Anything but a reply is ignored."""
+        """Apply a reply; other messages are ignored."""
         match message:
             case Preallocation(decision=Decision.GRANTED):
                 self._ledger.add_grant(message.mm_hash, (message.request_id, message.item_index))

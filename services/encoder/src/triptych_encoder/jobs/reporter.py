@@ -29,9 +29,9 @@ DEFAULT_DEADLINE_S = 60.0
 
 
 class Reporter:
-    """Waits for a Redis that is away, or full, until the job's deadline.
+    """Publishes messages, waiting for an unreachable or full Redis until the job's deadline.
 
-    Then no requester waits for the message any more: it is given up, and the encoder goes on.
+    After that no requester waits: the message is dropped.
     """
 
     def __init__(self, bus: AsyncBus, names: StreamNames, instance: str) -> None:
@@ -40,7 +40,7 @@ class Reporter:
         self._instance = instance
 
     async def send_metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
-        """To every waiting prefill_decode, then to every waiting gateway, in one round trip."""
+        """Send to every waiting prefill_decode, then to every waiting gateway, in one round trip."""
         consumers = _distinct(requester.prefill_decode for requester in metadata.requesters)
         streams = [*map(self._names.metadata, consumers), *self._gateways(metadata.requesters)]
         await self._publish(streams, metadata, envelope)
@@ -48,7 +48,7 @@ class Reporter:
     async def send_completed(
         self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
     ) -> None:
-        """To the gateways of `requesters`."""
+        """Send to the gateways of `requesters`."""
         message = EncodeCompleted(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, encode_s=encode_s
         )
@@ -57,14 +57,14 @@ class Reporter:
     async def send_failed(
         self, failure: EncodeFailed, envelope: Envelope, requesters: Iterable[Requester]
     ) -> None:
-        """To the gateways of `requesters`."""
+        """Send to the gateways of `requesters`."""
         await self._publish(self._gateways(requesters), failure, envelope)
 
     def _gateways(self, requesters: Iterable[Requester]) -> list[str]:
         return [self._names.encode_results(name) for name in _distinct(each.gateway for each in requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        """To all streams, in one round trip: one that refuses does not keep the others back."""
+        """Publish to all streams in one round trip; a stream that refuses does not hold up the others."""
         if not streams:
             return
         deadline = envelope.deadline or time.monotonic() + DEFAULT_DEADLINE_S
@@ -83,9 +83,9 @@ class Reporter:
                 _log_given_up(stream, message, error)
 
     async def _send(self, unsent: list[NewEntry], message: Message) -> None:
-        """Send `unsent`, and leave in it what was refused and can be tried again.
+        """Send `unsent`, and leave in it what was refused and may be retried.
 
-        Not to a full stream: its reader has stopped, and would read the message too late.
+        A full stream is not retried: its reader has stopped, and would read the message too late.
 
         Raises:
             BusUnavailableError: some are left.

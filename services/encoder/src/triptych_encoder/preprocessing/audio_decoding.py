@@ -1,4 +1,4 @@
-"""From an audio file's bytes to its samples, by vLLM's own reader, bounded in seconds and bytes."""
+"""Decodes audio files with vLLM's own reader, bounded in seconds and bytes."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,7 +22,7 @@ class AudioDecoder:
         read_audio_formats_only(self.processes)
 
     def decode(self, media: bytes) -> Any:
-        """(float32 [samples], samples a second), as vLLM's own server would make them. Blocks.
+        """Samples as float32 [samples] and their rate, as vLLM's own server would make them. Blocks.
 
         Raises:
             BadMediaError: no audio that is decoded here.

@@ -1,7 +1,7 @@
 """Blocking work in threads, bounded together in number and cost, and each in time. First come, first served.
 
-A thread cannot be ended. What runs too long fails for its job, and keeps its share of the capacity until
-it ends; one that does not end ends the service, which is started again.
+A thread cannot be ended. Work that takes too long fails its job, and keeps its share of the capacity until it
+ends; if it does not end, the service ends and is restarted.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ class _Running:
         self._waited_s = 0.0
 
     def begin(self) -> None:
-        """Note that the calling thread does the work. It may have done other work before."""
+        """Record that the calling thread does the work; it may have done other work before."""
         thread = threading.get_native_id()
         self._waited_before_s = waited_s(thread)
         self._thread = thread
         CORE_WAITS.set(self._child_waits)
 
     def elapsed_s(self, now: float) -> float:
-        """Return seconds since the start in which the thread ran or slept; `now`: on the loop's clock."""
+        """Seconds in which the thread ran or slept since its start; `now` is the loop's clock."""
         if self._thread is not None:
             waited = waited_s(self._thread) - self._waited_before_s + self._child_waits()
             self._waited_s = max(self._waited_s, waited)
@@ -46,14 +46,14 @@ class _Running:
 
 
 def waited_s(thread: int) -> float:
-    """See `liveness.run_delay_s`; `thread`: the kernel's id of one of this process."""
+    """See `liveness.run_delay_s`; `thread` is the kernel's id of a thread of this process."""
     return run_delay_s(Path(f"/proc/self/task/{thread}/schedstat"))
 
 
 class _Thread:
-    """Daemon thread that does one piece of work after the other: the process ends without waiting for it.
+    """Daemon thread that does one piece of work after the other; the process exits without waiting for it.
 
-    `concurrent.futures` would wait for its threads at the exit, also for one that never ends.
+    `concurrent.futures` would wait for its threads at exit, even for one that never ends.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class _Thread:
         threading.Thread(target=self._run, name="triptych-preprocess", daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do `work`, which does not raise, after what the thread was given before."""
+        """Queue `work`, which must not raise."""
         self._work.put(work)
 
     def _run(self) -> None:
@@ -70,7 +70,7 @@ class _Thread:
 
 
 class BoundedThreads:
-    """Threads of one event loop. One that is done is used again: a start takes as long as a small item."""
+    """Threads of one event loop, reused: starting one takes as long as a small item."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class BoundedThreads:
         raise PreprocessFailedError("the item was not preprocessed in time")
 
     def check(self) -> None:
-        """Raises EngineFailedError when a thread is stuck: nothing else would give its share back."""
+        """Raise EngineFailedError if a thread is stuck: nothing else would give its share back."""
         now = asyncio.get_running_loop().time()
         limit_s = self._limit_s + self._stuck_after_s
         if any(each.elapsed_s(now) > limit_s for each in self._running.values()):

@@ -1,4 +1,4 @@
-"""A bound on the cost of what runs, or is kept, at once.
+"""Limit on the total cost of what runs, or is kept, at once.
 
 First come, first served; what costs nothing does not wait.
 """
@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 
 
 class CostBudget:
-    """For one event loop."""
+    """Cost budget for one event loop."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: what costs more is taken alone."""
+        """`capacity`: a cost above it is taken alone."""
         self._capacity = capacity
         self._free = capacity
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def hold(self, cost: int) -> AsyncIterator[None]:
-        """The block has its share."""
+        """Hold `cost` during the block, after waiting for room."""
         held = await self.acquire(cost)
         try:
             yield
@@ -29,7 +29,7 @@ class CostBudget:
             self.release(held)
 
     async def acquire(self, cost: int) -> int:
-        """Wait for room. Returns what must be released in the end."""
+        """Wait for room; returns the amount to `release` later."""
         cost = min(cost, self._capacity)
         if not cost or (not self._waiting and cost <= self._free):
             self._free -= cost

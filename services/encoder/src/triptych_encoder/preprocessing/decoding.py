@@ -1,4 +1,4 @@
-"""From an image's bytes to its pixels: exactly the image that the gateway saw, or nothing.
+"""Decodes images: exactly the image that the gateway saw, or nothing.
 
 The format and the size come with the job. Only that format's decoder is tried, and the size is compared
 before it runs, so that bytes which are another image for another decoder are refused.
@@ -27,7 +27,7 @@ _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
 
 @contextlib.contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Around a decoder: those raise whatever they like about a stranger's bytes.
+    """Translate a decoder's errors, which may be of any type for a caller's bytes.
 
     Raises:
         BadMediaError: the bytes are to blame.
@@ -47,14 +47,14 @@ def decoding(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
-    """`formats` and `max_pixels` are the encoder's own: a job cannot ask for more."""
+    """Decodes within the encoder's own `formats` and `max_pixels`, which a job cannot extend."""
 
     formats: Collection[str]
     max_pixels: int
     processes: DecodeProcesses  # for images that a thread should not decode
 
     def check(self, image: ImageProperties | None) -> ImageProperties:
-        """The job's properties of the image, if it may be decoded.
+        """Properties of the job's image, if it may be decoded.
 
         Raises:
             BadMediaError: an image of that format, or of that size, is not decoded here.
@@ -70,7 +70,7 @@ class ImageDecoder:
     def decode(
         self, media: bytes, image: ImageProperties, options: Mapping[str, Any]
     ) -> MediaWithBytes[Image.Image]:
-        """Pixels as vLLM's own server would make them, equal to the bit. Blocks.
+        """Decode to the pixels that vLLM's own server would make, bit for bit. Blocks.
 
         Args:
             options: the request's `media_io_kwargs` for images.

@@ -1,8 +1,8 @@
-"""The form of what the model's processor makes, learned from images of our own. Knows no model.
+"""Form of the model's preprocessed items, learned from reference media. Knows no model.
 
 The vision tower is built for one form: types, numbers of dimensions, and most dimensions are the same for
-every image; others grow with the item's rows. An item of another form would raise inside the tower, so it
-does not reach it. A number that neither stays the same nor grows with the rows is not checked.
+every image; others grow with the item's rows. An item of another form would raise inside the tower, so it is
+refused before. A number that neither stays the same nor grows with the rows is not checked.
 """
 
 import math
@@ -19,7 +19,7 @@ MAX_PRODUCT_VALUES = 16  # a grid is small; others are data
 
 
 class ItemMismatchError(TriptychError):
-    """A preprocessed item is not of the form that the tower takes."""
+    """A preprocessed item does not have the form that the tower takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ Parts = Mapping[str, Sequence[Part]]  # by path; several at the path of a list's
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An item that the tower takes."""
+    """A preprocessed item that the tower accepts."""
 
     parts: Parts
     num_embeds: int
 
 
 def parts_of(item: Mapping[str, Any]) -> Parts:
-    """The parts of vLLM's `MultiModalKwargsItem`."""
+    """Parts of vLLM's `MultiModalKwargsItem`, by path."""
     found: dict[str, list[Part]] = {}
     for name, element in item.items():
         for path, part in _walk(name, element.data):
@@ -78,7 +78,7 @@ class _Quantity:
 
     @classmethod
     def learned(cls, seen: Sequence[tuple[int, int]]) -> "_Quantity":
-        """`seen`: values, each with its item's rows."""
+        """Quantity that fits all `seen` values, each given with its item's rows."""
         values = {value for value, _ in seen}
         if len(values) == 1:
             return cls(fixed=values.pop())
@@ -109,7 +109,7 @@ class _Rule:
 
 
 class ItemSchema:
-    """What all samples have in common."""
+    """Form that all samples have in common."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         paths = {path for sample in samples for path in sample.parts}
@@ -117,7 +117,7 @@ class ItemSchema:
         self._rules = {path: _rule(path, samples) for path in paths}
 
     def check(self, item: Mapping[str, Any], num_embeds: int) -> None:
-        """Raises ItemMismatchError, naming the first part that does not fit."""
+        """Raise ItemMismatchError, naming the first part that does not fit."""
         if num_embeds < 1:
             raise ItemMismatchError("the item has no rows")
         parts = parts_of(item)

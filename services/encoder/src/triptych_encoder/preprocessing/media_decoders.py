@@ -1,4 +1,4 @@
-"""The decoder of each modality, and what decoding costs."""
+"""Decoder of each modality, and the cost of decoding."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from triptych_vllm_connector.decoding.processes import DecodeProcesses
 
 
 class MediaDecoders:
-    """From a job's bytes to what vLLM's renderer takes."""
+    """Decodes a job's bytes for vLLM's renderer."""
 
     def __init__(self, limits: PreprocessLimits, video_backend: str | None) -> None:
-        """`video_backend`: see `VideoDecoder`."""
+        """`video_backend` is described at `VideoDecoder.backend`."""
         processes = DecodeProcesses(limits.decoding)
         self._image = ImageDecoder(limits.image_formats, limits.max_image_pixels, processes)
         self._video = VideoDecoder(limits.video, processes, video_backend)
@@ -24,7 +24,7 @@ class MediaDecoders:
         self._video_cost = max(LARGE_PIXELS + 1, limits.num_pixels // 2)
 
     def check(self, job: EncodeJob) -> None:
-        """What can be said without the bytes.
+        """Check what can be checked without the bytes.
 
         Raises:
             BadMediaError: not decoded here.
@@ -33,13 +33,13 @@ class MediaDecoders:
             self._image.check(job.image)
 
     def num_pixels(self, job: EncodeJob) -> int:
-        """What an item of these media counts for; 0: nothing, or an image that is about to be refused."""
+        """Cost of the job's media in pixels; 0 if there is none, or an image is about to be refused."""
         if job.modality is Modality.IMAGE:
             return job.image.num_pixels if job.image is not None else 0
         return self._video_cost if job.modality is Modality.VIDEO else LARGE_PIXELS
 
     def decode(self, job: EncodeJob, media: bytes) -> Any:
-        """Blocks.
+        """Decode the media for vLLM's renderer. Blocks.
 
         Raises:
             BadMediaError: the bytes are not what the job says, or cannot be decoded.

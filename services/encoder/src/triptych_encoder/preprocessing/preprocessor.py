@@ -1,9 +1,9 @@
-"""From a job and its media to an item that the tower takes, bounded in pixels and in time.
+"""Turns a job and its media into an item for the tower, bounded in pixels and in time.
 
 options -> decoded (`media_decoders`) -> rendered by vLLM -> of the learned form (`item_schema`)
 
-All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or not;
-the caller's error keeps the two apart, and never has a library's own message.
+All but the first step run in a thread (`bounded_threads`). Errors tell faults of the media from others; the
+caller's text never has a library's own message.
 """
 
 import math
@@ -35,21 +35,22 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Rendered:
-    """What the model's processor made of one item's media."""
+    """Output of the model's processor for one item."""
 
     prepared: PreparedItem
     item: Mapping[str, Any]  # vLLM's `MultiModalKwargsItem`, inside `prepared` too
 
 
 Render = Callable[[Modality, Any, str, Mapping[str, Any]], Rendered]
-"""(modality, media, mm_hash, processor options); blocks, and raises whatever third-party code raises."""
+"""Runs the model's processor on (modality, media, mm_hash, options); blocks, and raises third-party errors.
+"""
 
 
 class Preprocessor:
-    """Takes no item before `learn_item_schemas` was called."""
+    """Preprocesses items; takes none before `learn_item_schemas`."""
 
     def __init__(self, render: Render, limits: PreprocessLimits, video_backend: str | None = None) -> None:
-        """`video_backend`: see `VideoDecoder`."""
+        """`video_backend` is described at `VideoDecoder.backend`."""
         self._render = render
         self._limits = limits
         self._decoders = MediaDecoders(limits, video_backend)
@@ -62,11 +63,11 @@ class Preprocessor:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """Of which items are taken."""
+        """Modalities of which items are taken."""
         return tuple(self._schemas)
 
     async def learn_item_schemas(self, modalities: Iterable[Modality]) -> None:
-        """Preprocess media of our own: their form is what the tower takes.
+        """Learn the form of items by preprocessing reference media.
 
         Raises:
             EngineFailedError: too few of them could be preprocessed, of any modality.
@@ -92,7 +93,7 @@ class Preprocessor:
             raise EngineFailedError(f"no media are served: {self.unserved}"[:1000])
 
     async def prepare(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """Off the event loop.
+        """Preprocess one item, off the event loop.
 
         Raises:
             BadMediaError: not the media that the job names, or the processor refuses them.
@@ -106,7 +107,7 @@ class Preprocessor:
         return (await self._threads.run(self.num_pixels(job), partial(self._work, job, media))).prepared
 
     def num_pixels(self, job: EncodeJob) -> int:
-        """Of the item's media, or what its options may make of them; 0: it is about to be refused."""
+        """Pixels of the item's media, or the most that its options allow; 0 if it is about to be refused."""
         num_pixels = self._decoders.num_pixels(job)
         rules, options = self._limits.processor_options, job.mm_processor_kwargs
         # A processor enlarges an image up to `min_pixels`.
@@ -114,18 +115,18 @@ class Preprocessor:
         return max(num_pixels, *allowed, 0) if num_pixels else 0
 
     def check_health(self) -> None:
-        """Raises EngineFailedError when a thread is stuck."""
+        """Raise EngineFailedError if a thread is stuck."""
         self._threads.check()
 
     def _work(self, job: EncodeJob, media: bytes) -> Rendered:
-        """Blocks."""
+        """Decode and process one item. Blocks."""
         decoded = self._decoders.decode(job, media)
         return self._process(job.modality, decoded, job.mm_hash, job.mm_processor_kwargs)
 
     def _process(
         self, modality: Modality, decoded: Any, mm_hash: str, processor_options: Mapping[str, Any]
     ) -> Rendered:
-        """Blocks."""
+        """Run the model's processor and check the result. Blocks."""
         try:
             with self._render_lock:
                 rendered = self._render(modality, decoded, mm_hash, processor_options)
@@ -141,7 +142,7 @@ class Preprocessor:
 
 
 def _check_options(options: Mapping[str, Any], rules: OptionRules) -> None:
-    """Raises BadMediaError: the gateway should have refused them."""
+    """Raise BadMediaError for options that the gateway should have refused."""
     refusal = refused_option(options, rules)
     if refusal is not None:
         raise BadMediaError(f"the option {refusal.name} {refusal.reason}")

@@ -1,6 +1,6 @@
-"""Media of our own, small and large, from which the form of the model's items is learned (`item_schema`).
+"""Reference media, small and large, from which the form of the model's items is learned (`item_schema`).
 
-Whatever of an item depends on the size of its media must differ among them.
+Every property of an item that depends on the size of its media must differ among them.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ GREY = 127
 
 
 def reference_media(modality: Modality) -> Mapping[str, Any]:
-    """By a name for logs; as decoders give them to vLLM's renderer."""
+    """Reference media by name (for logs), as decoders give them to vLLM's renderer."""
     if modality is Modality.IMAGE:
         return {f"{width}x{height}": _image(width, height) for width, height in IMAGE_SIZES}
     if modality is Modality.VIDEO:

@@ -1,4 +1,4 @@
-"""From a video's bytes to its sampled frames: vLLM's loaders, bounded (connector `host.video_reader`)."""
+"""Decodes videos to sampled frames with vLLM's loaders, bounded (connector `host.video_reader`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from triptych_vllm_connector.host.video_reader import load_video
 
 @dataclass(frozen=True, slots=True)
 class VideoDecoder:
-    """For one model."""
+    """Decodes videos for one model."""
 
     bounds: VideoBounds
     processes: DecodeProcesses

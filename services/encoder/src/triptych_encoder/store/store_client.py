@@ -1,4 +1,4 @@
-"""Commands of the encoder to the store: reserve blocks for the worker, watch, cancel, unpin."""
+"""Store client of the encoder: reserves blocks for the worker, watches, cancels, unpins."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -40,10 +40,10 @@ log = get_logger(__name__)
 
 
 class StoreClient:
-    """One store session of the encoder's host. For one event loop."""
+    """One store session of the encoder's host, for one event loop."""
 
     def __init__(self, instance: str, session: AsyncStoreSession, lost: asyncio.Event) -> None:
-        """`lost`: set when the session is over for good."""
+        """`lost` is set when the session is over for good."""
         self._writer = worker_session_name(instance)
         self._session = session
         self._pins: dict[str, asyncio.Future[int]] = {}  # by mm_hash: the id of our pin, once it is sealed
@@ -51,7 +51,7 @@ class StoreClient:
 
     @classmethod
     async def connect(cls, socket: Path, instance: str, digest: str) -> "StoreClient":
-        """Raises StoreError when there is no store, or it refuses us."""
+        """Connect; raises StoreError if there is no store, or it refuses this client."""
         lost = asyncio.Event()
         session = await AsyncStoreSession.connect(
             socket,
@@ -73,7 +73,7 @@ class StoreClient:
         return StoreSlab.of_welcome(self._session.welcome)
 
     def can_hold(self, sizes: Iterable[int], memories: Sequence[str]) -> bool:
-        """Whether tensors of these `num_bytes` can be in `memories` together, were nothing else there."""
+        """True if tensors of these `num_bytes` fit `memories` together, were nothing else there."""
         welcome = self._session.welcome
         layout = RegionLayout.fit(welcome.region_num_bytes, welcome.block_num_bytes)
         slab = welcome.slab
@@ -85,7 +85,7 @@ class StoreClient:
         return sum(map(layout.num_blocks_for, sizes)) <= num_blocks
 
     async def find_sealed(self, mm_hashes: Sequence[str], timeout_s: float) -> set[str]:
-        """Those of them that are sealed now.
+        """Hashes among these that are sealed now.
 
         Raises:
             StoreError: the store refuses, or does not answer within `timeout_s` seconds.
@@ -104,7 +104,7 @@ class StoreClient:
         memories: Sequence[str],
         timeout_s: float,
     ) -> Reserved | AlreadySealed:
-        """Hold blocks that the worker will write, in the first of `memories` that has room.
+        """Reserve blocks for the worker to write, in the first of `memories` that has room.
 
         Raises:
             StoreFullError: none of them has.
@@ -127,7 +127,7 @@ class StoreClient:
         return await self._request(command.model_copy(update={"memory": memories[-1]}), timeout_s)
 
     async def watch_item(self, mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
-        """A future of our pin of the entry: at once if it is sealed, else when it is.
+        """Future of this client's pin of the entry, done at once or with the seal.
 
         Raises:
             StoreError: the store refuses, or does not answer within `timeout_s` seconds.
@@ -143,21 +143,21 @@ class StoreClient:
         return future
 
     def unwatch_item(self, mm_hash: str, reservation_id: int | None) -> None:
-        """No job of ours waits for the seal, and our worker does not write, or not any more."""
+        """End the watch, once no job waits for the seal and the worker does not write."""
         self._pins.pop(mm_hash, None)
         self._session.submit(Unwatch(seq=0, mm_hash=mm_hash)).add_done_callback(_ignore)
         if reservation_id is not None:
             self.cancel_reservation(reservation_id)
 
     def cancel_reservation(self, reservation_id: int) -> None:
-        """Our worker does not write into these blocks, or not any more."""
+        """Cancel blocks into which the worker does not write."""
         command = Cancel(seq=0, reservation_id=reservation_id, is_unwritten=True)
         self._session.submit(command).add_done_callback(_ignore)
 
     async def _request(self, command: StoreCommand, timeout_s: float) -> StoreReply:
-        """The store's answer, after its restart if need be.
+        """The store's reply, after its restart if need be.
 
-        One that comes too late, or after its job was cancelled, is undone: nothing stays held.
+        A reply that comes too late, or after its job was cancelled, is undone: nothing stays held.
 
         Raises:
             StoreError: the store refused, is gone, or did not answer in time.
@@ -172,7 +172,7 @@ class StoreClient:
                 self.end_pins([pin_id])
 
     def end_pins(self, pin_ids: list[int]) -> None:
-        """End producer pins. The store's answer does not matter: its end of the session ends them too."""
+        """End producer pins; a lost command does no harm, since the end of the session ends them too."""
         for pin_id in pin_ids:
             self._session.submit(Unpin(seq=0, pin_id=pin_id)).add_done_callback(_ignore)
 
@@ -199,6 +199,6 @@ class StoreClient:
 
 
 def _ignore(future: "asyncio.Future[StoreReply]") -> None:
-    """A command that ends something and did not get through: with the session the store ends it by itself."""
+    """Ignore a failed command that ends something: the store ends it with the session."""
     if not future.cancelled() and future.exception() is not None:
         log.warning("store command not sent", error=str(future.exception()))

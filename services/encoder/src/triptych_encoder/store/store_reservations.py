@@ -1,4 +1,5 @@
-"""One item's reservation in the store, and our pin of it after the seal. `JobRunner` retries a full store."""
+"""Reservation of one item in the store, and the encoder's pin after the seal. `JobRunner` retries a full
+store."""
 
 import asyncio
 import time
@@ -16,19 +17,19 @@ MAX_EVICTIONS = 5  # of one item between two of our commands
 
 Reservation = Reserved | AlreadySealed
 PinFuture = asyncio.Future[int]
-"""Of the id of our pin: done when the entry is sealed and pinned for us."""
+"""Future of the pin's id, done when the entry is sealed and pinned for this encoder."""
 
 
 class StoreReservations:
-    """What the store refuses becomes a `JobFailure`; a full store stays a `StoreFullError`."""
+    """Reserves items. Refusals become a `JobFailure`; a full store stays a `StoreFullError`."""
 
     def __init__(self, store_client: StoreClient, memories: Callable[[], Awaitable[list[str]]]) -> None:
-        """`memories`: where the tensor may lie, best first."""
+        """`memories` returns where the tensor may lie, best first."""
         self._store_client = store_client
         self._memories = memories
 
     async def check_size(self, specs: Sequence[TensorSpec]) -> None:
-        """Of an item's pieces. The store sees one at a time, and would evict all else for what never fits.
+        """Check the size of an item's pieces together: the store sees one at a time, and would evict in vain.
 
         Raises:
             JobFailure: together they are larger than the memories that they may lie in.
@@ -37,7 +38,7 @@ class StoreReservations:
             raise _job_failure(ItemTooLargeError("too_large", ""))
 
     async def find_sealed(self, mm_hashes: Sequence[str], deadline: float) -> set[str]:
-        """Those of them that are there.
+        """Hashes among these that are sealed.
 
         Raises:
             JobFailure: the store refuses, or does not answer until `deadline` (monotonic seconds).
@@ -50,7 +51,7 @@ class StoreReservations:
     async def reserve_item(
         self, mm_hash: str, spec: TensorSpec, *, is_granted: bool, deadline: float
     ) -> tuple[Reservation, PinFuture]:
-        """Blocks to write, or an entry that is there; and our pin of it, once it is sealed.
+        """Reserve blocks, or find the sealed entry; with a future of the pin after the seal.
 
         `is_granted`: a consumer keeps space for the item.
 
@@ -86,7 +87,7 @@ class StoreReservations:
         raise JobFailure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
 
     def give_back(self, mm_hash: str, reservation: Reservation, pin: PinFuture | None) -> None:
-        """Our worker has not got the order, and never will: end the reservation, and our pin or our watch."""
+        """End the reservation and the pin or watch of an order that the worker will never get."""
         if pin is None or not is_pinned(pin):
             self._store_client.unwatch_item(mm_hash, _reservation_id(reservation))
             return
@@ -95,7 +96,7 @@ class StoreReservations:
             self._store_client.cancel_reservation(reservation.reservation_id)
 
     async def wait_for_pin(self, mm_hash: str, pin: PinFuture, reservation: Reservation) -> int:
-        """Our pin, when the engine has answered.
+        """Pin id, once the engine has answered.
 
         Raises:
             JobFailure: the worker wrote nothing.
@@ -108,7 +109,7 @@ class StoreReservations:
 
 
 def is_pinned(pin: PinFuture) -> bool:
-    """Whether the entry is sealed, and pinned for us."""
+    """True if the entry is sealed and pinned for this encoder."""
     return pin.done() and not pin.cancelled() and pin.exception() is None
 
 

@@ -1,4 +1,4 @@
-"""Where this encoder puts tensors, so that the prefill_decodes of its namespace can read them."""
+"""Selects the memory for tensors, so that the prefill_decodes of the namespace can read them."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ REFRESH_INTERVAL_S = 1.0
 
 
 class TransportSelector:
-    """Knows the consumers of this namespace from the registry, not older than `REFRESH_INTERVAL_S`."""
+    """Consumers of this namespace, as registered `REFRESH_INTERVAL_S` ago at most."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class TransportSelector:
         slab: Callable[[], StoreSlab | None],
         store: str | None = None,
     ) -> None:
-        """`own`: what this encoder offers, which changes with the store's slab. `store`: its name."""
+        """`own` returns this encoder's offer, which changes with the store's slab; `store` is the store's
+        name."""
         self._own = own
         self._namespace_digest = namespace_digest
         self._registry = registry
@@ -43,7 +44,7 @@ class TransportSelector:
         self._logged: list[str] = []
 
     async def memories(self) -> list[str]:
-        """Best first; the next is for when the store has no room in the one before."""
+        """Memories best first; the next is used when the store has no room in the one before."""
         own = replace(self._own(), store=self._store)
         has_choice = len(own.transports) > 1 or Transport.CUDA_IPC in own.transports
         if has_choice and time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:

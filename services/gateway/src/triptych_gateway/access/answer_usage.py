@@ -1,8 +1,8 @@
-"""How many tokens a request took: read from its answer as that is sent, whole or as a stream of events.
+"""Token usage of a request, read from its answer as that is sent, whole or as a stream of events.
 
-A stream tells it at its end, if its request asks for that. Where the caller did not ask, the gateway does
-(`asking_for_usage`), and leaves the event out that the caller does not expect. vLLM tells its fingerprint in
-that event then, and no more in those that end a choice: these wait for it, and get it back.
+A stream reports its usage at its end if the request asks for it. Where the caller did not ask, the gateway
+does (`asking_for_usage`) and drops the event that the caller does not expect. vLLM then puts its fingerprint
+into that event only, not into those that end a choice: these wait for it and get it back.
 """
 
 import re
@@ -33,7 +33,7 @@ _PARTS = (
 
 
 def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """(`body` of a completion such that its answer tells its usage, whether that was added)."""
+    """Return `body` of a completion with usage in its answer, and whether that was added."""
     options = body.get("stream_options") or {}
     if not _flag(body.get("stream")) or not isinstance(options, dict):
         return body, False
@@ -46,7 +46,7 @@ def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 class AnswerUsage:
-    """Of one answer; `meter` puts it in the way of the answer."""
+    """Usage of one answer; `meter` reads what is sent."""
 
     def __init__(self, *, drops_usage_event: bool) -> None:
         self._drops_usage_event = drops_usage_event
@@ -58,7 +58,7 @@ class AnswerUsage:
 
     @property
     def num_tokens(self) -> int | None:
-        """Of prompt and answer; None: the answer did not tell, or not yet."""
+        """Tokens of prompt and answer; None until the answer reports them."""
         total = self._usage.get("total_tokens")
         if isinstance(total, int):
             return total
@@ -69,14 +69,14 @@ class AnswerUsage:
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens of the answer alone, as far as it has told them."""
+        """Tokens of the answer alone, as far as it has reported them."""
         for names in _PARTS:
             if isinstance(number := self._usage.get(names[1]), int):
                 return number
         return 0
 
     def meter(self, send: Send) -> Send:
-        """`send`, such that what passes is read."""
+        """Return a `send` that reads the answer and passes it to `send`."""
 
         async def metered(message: MutableMapping[str, Any]) -> None:
             body = message.get("body", b"")
@@ -89,7 +89,7 @@ class AnswerUsage:
                 if message.get("more_body"):
                     if not body:
                         return
-                elif self._waiting:  # it breaks off: what comes is the error
+                elif self._waiting:  # the stream broke off: the next event is the error
                     body = self._take_waiting(None) + body
                 message["body"] = body
             await send(message)
@@ -97,7 +97,7 @@ class AnswerUsage:
         return metered
 
     def _read_whole(self, piece: bytes, *, is_last: bool) -> None:
-        """A short answer is parsed. Of a long one, on the event loop, only the usage at its end."""
+        """Parse a short answer; of a long one, only the usage at its end, to spare the event loop."""
         if is_last and not self._end and len(piece) <= MAX_PARSED_BYTES:
             self._note(_parsed(piece))
             return
@@ -106,7 +106,7 @@ class AnswerUsage:
             self._note({"usage": usage_at_end(self._end)})
 
     def _read_events(self, events: bytes) -> bytes:
-        """Of whole events those that the client gets now."""
+        """Read whole events; return those for the client now."""
         self.num_events += events.count(_END)
         if self._drops_usage_event:
             if not self._waiting and _USAGE not in events and _FINISH.search(events) is None:
@@ -120,7 +120,7 @@ class AnswerUsage:
         return events
 
     def _pass_event(self, event: bytes) -> bytes:
-        """What the client gets for it, now."""
+        """Read one event; return the bytes for the client now."""
         if event == _DONE:
             return self._take_waiting(None) + event + _END
         if _USAGE in event:
@@ -134,7 +134,7 @@ class AnswerUsage:
         return b""
 
     def _take_waiting(self, fingerprint: str | None) -> bytes:
-        """As vLLM sends them where no usage is asked for."""
+        """Return and clear waiting events, as vLLM sends them where no usage is requested."""
         waiting, self._waiting = self._waiting, []
         if fingerprint is not None:
             waiting = [

@@ -1,4 +1,4 @@
-"""The file of API keys: a name, the key's SHA-256, perhaps a tenant, limits and a mark each (TOML).
+"""File of API keys: name and SHA-256 of each key, perhaps a tenant, limits and a mark (TOML).
 
     [defaults]
     requests_per_minute = 600
@@ -32,29 +32,29 @@ from triptych_gateway.access.key_limits import KeyLimits
 
 MAX_FILE_BYTES = 1 << 20
 SECRETS_DIR = Path("/run/secrets")
-"""Where Docker mounts a container's secrets, readable by all of the container's users: Compose has
-no option for it, and a container has no other users."""
+"""Folder where Docker mounts a container's secrets, readable by all of the container's users: Compose has no
+option for it, and a container has no other users."""
 
 PlainName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
 
 
 class ApiKeysFileError(TriptychError):
-    """The file cannot be used as it is."""
+    """The file of API keys cannot be used as it is."""
 
 
 class ApiKeyEntry(KeyLimits):
-    """One key, and its limits."""
+    """Entry of the file: one API key and its limits."""
 
     name: PlainName
     sha256: Sha256 = Field(repr=False)
     tenant: PlainName | None = None
     operator: Annotated[bool, Field(strict=True)] = False
-    """Whether the page at `/ui` shows it the requests of all keys, and what the system holds."""
+    """The page at `/ui` shows this key the requests of all keys, and the system's state."""
 
     @property
     def limits(self) -> KeyLimits | None:
-        """None: it has none."""
+        """Limits of the key; None without any."""
         limits = KeyLimits(**{name: getattr(self, name) for name in KeyLimits.model_fields})
         return None if limits == KeyLimits() else limits
 
@@ -67,7 +67,7 @@ class _File(BaseModel):
 
 
 def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[ApiKeyEntry, ...]:
-    """The keys of `path`, with their limits, all names and all keys different.
+    """Return the keys of `path` with their limits, all names and all keys different.
 
     Raises:
         ApiKeysFileError: it is missing, malformed, or open to users that must neither read nor write it.

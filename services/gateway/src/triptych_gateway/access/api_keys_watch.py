@@ -1,4 +1,4 @@
-"""Reads the file of API keys again when it has changed. One that is not usable leaves the former in force."""
+"""Read the file of API keys again when it has changed. An unusable file leaves the former in force."""
 
 import asyncio
 from concurrent.futures import Executor
@@ -14,17 +14,17 @@ log = get_logger(__name__)
 
 
 class ApiKeysWatch:
-    """One per gateway. `run` must run."""
+    """Watch of the file, one per gateway, from `run` on."""
 
     def __init__(self, path: Path, api_keys: ApiKeys, interval_s: float, threads: Executor) -> None:
-        """`interval_s`: between two looks at the file, each of which asks the disk once for its times."""
+        """Store the file and its reader; `interval_s` is the time between two checks of the file's times."""
         self._file = ChangedFile(path, read_api_keys_file)
         self._api_keys = api_keys
         self._interval_s = interval_s
         self._threads = threads
 
     async def run(self) -> None:
-        """Never returns."""
+        """Check the file for ever, and replace the keys when it has changed."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval_s)

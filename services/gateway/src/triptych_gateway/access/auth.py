@@ -1,4 +1,4 @@
-"""API keys. Off unless keys are set, in the settings or in a file."""
+"""Authentication by API keys, off unless the settings or a file have keys."""
 
 import hashlib
 import hmac
@@ -15,11 +15,11 @@ _SHA256 = re.compile(r"sha256:(?P<hex>[0-9a-fA-F]{64})")
 
 
 class ApiKeys:
-    """Holds digests only. Compares with all of them, each in constant time.
+    """Digests of the API keys; each check compares with all of them in constant time.
 
     Args:
-        keys: of the settings: without a name, without a tenant.
-        entries: of the file.
+        keys: keys from the settings, without name and tenant.
+        entries: keys from the file.
 
     Raises:
         TriptychError: one key stands in both: its tenant would be ambiguous.
@@ -32,14 +32,14 @@ class ApiKeys:
         self.replace_entries(entries)
 
     def replace_entries(self, entries: Sequence[ApiKeyEntry]) -> None:
-        """From now on these are the keys of the file. Requests that were let in go on.
+        """Replace the keys of the file; requests that were admitted go on.
 
         Raises:
-            TriptychError: likewise; the keys are those from before.
+            TriptychError: a key is in both; the former keys stay.
         """
         for entry in entries:
             if entry.sha256 in self._plain:
-                raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
+                raise TriptychError(f"the API key {entry.name} is in both api_keys and api_keys_file")
         named = {
             entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits, is_operator=entry.operator)
             for entry in entries
@@ -47,11 +47,11 @@ class ApiKeys:
         self._callers = self._plain | named
 
     def check_key(self, authorization: str | None, plain_key: str | None = None) -> Caller:
-        """The caller whose key the request shows.
+        """Return the caller whose key the request shows.
 
         Args:
             authorization: the header of this name.
-            plain_key: of another header, where clients show it so; read if there is no bearer token.
+            plain_key: key of another header, read if there is no bearer token.
 
         Raises:
             RequestError: 401.

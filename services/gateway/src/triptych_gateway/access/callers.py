@@ -1,4 +1,4 @@
-"""A caller: an API key's name, tenant, limits and rights. None of them is a secret; the key is."""
+"""Callers: name, tenant, limits and rights of an API key. None of them is secret; the key is."""
 
 from dataclasses import dataclass, field
 
@@ -18,40 +18,40 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Whose the files are that the caller uploads: one API key's, whatever other keys its tenant has.
+        """Owner id of the caller's uploaded files: that of one API key, whatever its tenant.
 
-        Without authentication all callers are one.
+        Without authentication all callers have the same.
         """
         return owner_id(tenant=self.tenant, key_name=self.key_name, key_digest=self.key_digest)
 
     @property
     def flow(self) -> str:
-        """Whose turns the caller's encode jobs take: its tenant's, or its key's. Names neither."""
+        """Flow of the caller's encode jobs: its tenant's, or else its key's; contains neither name."""
         if self.tenant is None:
             return self.owner
         return owner_id(tenant=self.tenant, key_name=None, key_digest=None)
 
     @property
     def salt(self) -> str:
-        """Part of the identity of all that the caller's requests leave in a cache; "": shared."""
+        """Part of the identity of all that the caller's requests leave in a cache; "" means shared."""
         return "" if self.tenant is None else tenant_salt(self.tenant)
 
     def may_use(self, model: str) -> bool:
         return self.limits is None or self.limits.allows_model(model)
 
     def sees_as(self, other: "Caller") -> bool:
-        """Whether `/ui` shows both the same. `==` would not do: it leaves out rights and limits."""
+        """Return whether `/ui` shows both the same; `==` leaves out rights and limits."""
         mine, theirs = (self.owner, self.is_operator), (other.owner, other.is_operator)
         return mine == theirs and self.models == other.models
 
     @property
     def models(self) -> frozenset[str] | None:
-        """That it may use; None: all."""
+        """Models that the caller may use; None for all."""
         return None if self.limits is None or self.limits.models is None else frozenset(self.limits.models)
 
     @property
     def fields(self) -> dict[str, str]:
-        """For logs and spans."""
+        """Names of key and tenant, as fields for logs and spans."""
         fields = {"api_key_name": self.key_name, "tenant": self.tenant}
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Which web pages may call the API from a browser (CORS). Off unless the operator names their origins."""
+"""CORS: web pages that may call the API from a browser. Off unless the operator names their origins."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ READABLE_HEADERS = (
 
 
 class CrossOrigin:
-    """ASGI application around `app`. Pages get at the API alone: metrics and health are not theirs.
+    """ASGI application around `app` that lets pages call the API, not metrics and health.
 
     Keys are shown by a header that a page sets itself. Browsers send no credentials of their own.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        """`origins`: `https://app.example.org`, or `*` for all."""
+        """Store the origins: `https://app.example.org`, or `*` for all."""
         self._app = app
         self._api = CORSMiddleware(
             app,

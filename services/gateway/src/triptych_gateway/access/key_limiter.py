@@ -1,8 +1,8 @@
-"""Holds requests to the limits of their API keys, which all gateways count together in Redis.
+"""Limits of API keys, which all gateways count together in Redis.
 
-One round trip before a request of a limited key, and none for others. What a request really took is known
-at its end; it is settled then in the background, for many requests of a key at once. While Redis is away,
-requests are served uncounted or refused, as the operator has chosen; one a second finds out.
+One round trip before a request of a limited key, and none for others. The actual cost is known at the
+request's end and settled in the background, for many requests of a key at once. While Redis is away, requests
+are served uncounted or refused, as the operator has chosen; one request per second tries Redis.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from triptych_gateway.metrics import GatewayMetrics
 
 log = get_logger(__name__)
 
-LEASE_S = 30.0  # of a place: the bound within which those of a gateway that died are free again
+LEASE_S = 30.0  # of a place: within it the places of a dead gateway are free again
 RENEW_S = 10.0
 RETRY_S = 1.0  # while Redis is away
 MAX_PLACES = 1000  # given back by one command
 
 
 class RequestCharge:
-    """What one request was charged, and what it takes; as `KeyLimiter.hold_request` gives it."""
+    """Charge and actual cost of one request, from `KeyLimiter.hold_request`."""
 
     def __init__(self, limits: KeyLimits, demand: RequestDemand) -> None:
         self._prompt_tokens = demand.num_prompt_bytes // BYTES_PER_TOKEN
@@ -50,7 +50,7 @@ class RequestCharge:
         self._usage: AnswerUsage | None = None
         self._has_begun = False
         self.body = demand.body
-        """To be sent instead of the demand's."""
+        """Body to send instead of the demand's."""
         if limits.tokens_per_minute is not None:
             is_added = False
             if demand.takes_stream_options:
@@ -62,7 +62,7 @@ class RequestCharge:
         return self._charges
 
     def meter(self, send: Send) -> Send:
-        """`send`, to be used for the answer of a request that was counted."""
+        """Return the `send` for the answer of a counted request."""
         if self._usage is None:
             return send
         metered = self._usage.meter(send)
@@ -74,11 +74,11 @@ class RequestCharge:
         return noting_start
 
     def on_media(self, num_bytes: int) -> None:
-        """All media of the request together have `num_bytes`: also those that its body did not hold."""
+        """Record the bytes of all media of the request, also those that its body did not hold."""
         self._media_bytes = num_bytes
 
     def corrections(self) -> tuple[RateCharge, ...]:
-        """What it took beyond its charge."""
+        """Return the differences between cost and charge."""
         taken = {REQUESTS: 1, TOKENS: self._taken_tokens(), MEDIA_BYTES: self._media_bytes}
         differences = (charge._replace(cost=taken[charge.rate] - charge.cost) for charge in self._charges)
         return tuple(each for each in differences if each.cost)
@@ -95,7 +95,7 @@ class RequestCharge:
 
 @dataclass(slots=True)
 class _Settlement:
-    """Of one key's requests that have ended."""
+    """Ended requests of one key, to settle."""
 
     corrections: dict[str, RateCharge] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
@@ -108,12 +108,12 @@ class _Settlement:
 
 
 class KeyLimiter:
-    """One per gateway; `run` must run. Its callers have names: keys without one have no limits."""
+    """Limiter of one gateway; `run` must run. Callers without a name have no limits."""
 
     def __init__(
         self, counts: RequestCounts, metrics: GatewayMetrics, *, timeout_s: float, fails_open: bool
     ) -> None:
-        """`timeout_s`: for Redis to count one request."""
+        """Store the counts; `timeout_s` bounds the Redis call that counts one request."""
         self._counts = counts
         self._metrics = metrics
         self._timeout_s = timeout_s
@@ -128,11 +128,11 @@ class KeyLimiter:
     async def hold_request(
         self, caller: Caller, limits: KeyLimits, demand: RequestDemand, headers: MutableMapping[str, str]
     ) -> AsyncIterator[RequestCharge]:
-        """Count a request, and hold its place while a block runs.
+        """Count a request, and hold its place while the block runs.
 
         Args:
-            limits: the caller's.
-            headers: of the answer, whatever that will be; those about limits are added.
+            limits: limits of the caller's key.
+            headers: headers of any answer; those about limits are added.
 
         Raises:
             RequestError: 404, the key may not use the model; 429, a limit is reached; 503, limits cannot
@@ -167,7 +167,7 @@ class KeyLimiter:
             self._on_end(key_name, corrections, places)
 
     async def run(self) -> None:
-        """Settle what has ended, and renew leases. Never returns."""
+        """Settle ended requests and renew leases, for ever."""
         loop = asyncio.get_running_loop()
         renew_at = loop.time() + RENEW_S
         while True:
@@ -184,7 +184,7 @@ class KeyLimiter:
                 await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """After the last request: settle what has ended, as far as Redis takes it at once."""
+        """Settle ended requests after the last one, as far as Redis takes it at once."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._settle()
@@ -192,7 +192,7 @@ class KeyLimiter:
             return
 
     def _may_ask(self) -> bool:
-        """Not while Redis is away, but for one request now and then, which finds out."""
+        """Return whether to call Redis: while it is away, only one request now and then does."""
         now = asyncio.get_running_loop().time()
         if now < self._ask_again_at:
             return False
@@ -203,7 +203,7 @@ class KeyLimiter:
     async def _count(
         self, key_name: str, limits: KeyLimits, charge: RequestCharge, place: str
     ) -> CountResult | None:
-        """None: Redis has not answered; it may have counted all the same."""
+        """Count a request; None if Redis has not answered, although it may have counted."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 counted = await self._counts.count_request(
@@ -237,7 +237,7 @@ class KeyLimiter:
             self._has_ended.set()
 
     async def _settle(self) -> None:
-        """What has ended until now. Leases must be renewed, however much ends meanwhile."""
+        """Settle the requests that ended until now; leases are renewed however many end meanwhile."""
         for key_name in tuple(self._ended):
             settlement = self._ended.pop(key_name)
             corrections, places = tuple(settlement.corrections.values()), settlement.places

@@ -1,4 +1,4 @@
-"""Limits of one API key as the file has them; what a request costs of them; what answers tell of them.
+"""Limits of one API key, a request's cost under them, and the headers that report them.
 
 Pure: `key_limiter` counts. A limit that a key does not have is None.
 """
@@ -33,32 +33,32 @@ _PRIORITY = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])  # of a bo
 
 
 class KeyLimits(BaseModel):
-    """What one key may ask for."""
+    """Limits of one API key; None is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
-    """Of prompts and answers together."""
+    """Tokens per minute of prompts and answers together."""
     media_bytes_per_minute: Limit | None = None
     max_concurrent_requests: Places | None = None
     priority: Priority | None = None
-    """Of its requests; they may ask for a lower one, which is a higher number: as vLLM counts."""
+    """Priority of the key's requests, as vLLM counts: a request may ask for a lower one, a higher number."""
 
     def or_else(self, defaults: "KeyLimits") -> Self:
-        """With those of `defaults` that this has not."""
+        """Return these limits, completed by those of `defaults`."""
         missing = {name for name in KeyLimits.model_fields if getattr(self, name) is None}
         return self.model_copy(update={name: getattr(defaults, name) for name in missing})
 
     @property
     def is_counted(self) -> bool:
-        """Whether there is anything to count; the models are only looked up."""
+        """True if requests are counted; the models are only looked up."""
         return bool(self.rates) or self.max_concurrent_requests is not None
 
     @property
     def rates(self) -> dict[str, int]:
-        """Limits a minute, by rate."""
+        """Limits per minute that are set, by rate."""
         limits = {
             REQUESTS: self.requests_per_minute,
             TOKENS: self.tokens_per_minute,
@@ -67,10 +67,10 @@ class KeyLimits(BaseModel):
         return {rate: limit for rate, limit in limits.items() if limit is not None}
 
     def with_priority(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`body` with the key's priority, or the lower one that it asks for.
+        """Return `body` with the key's priority, or the lower one that it asks for.
 
         Raises:
-            RequestError: 400, what it asks for is no priority.
+            RequestError: 400, the requested priority is invalid.
         """
         if self.priority is None:
             return body
@@ -85,7 +85,7 @@ class KeyLimits(BaseModel):
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """That the key may use `model`; one that it may not use does not exist for it.
+        """Check that the key may use `model`; a forbidden model is reported as missing.
 
         Raises:
             RequestError: 404.
@@ -96,18 +96,19 @@ class KeyLimits(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RequestDemand:
-    """What is known of a request before it is served."""
+    """Facts about a request before it is served, for its charge."""
 
     model: str
     body: dict[str, Any]  # as sent, parsed
     num_prompt_bytes: int  # of the body without its media
     num_media_bytes: int  # of the media that the body holds
-    takes_stream_options: bool = True  # as completions do; other endpoints' streams tell their usage unasked
+    takes_stream_options: bool = True  # as in completions; other streams report their usage unasked
 
     @property
     def num_tokens(self) -> int:
-        """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for; log
-        probabilities of both count, too."""
+        """Estimated tokens: the prompt's text at four bytes each, the longest requested answer, and log
+        probabilities of both.
+        """
         answer = max(count_of(self.body, name) or 0 for name in ANSWER_FIELDS)
         num_answers = (count_of(self.body, "n") or 1) * num_prompts(self.body)
         prompt, answers = self.num_prompt_bytes // BYTES_PER_TOKEN, answer * num_answers
@@ -119,13 +120,13 @@ class RequestDemand:
         return AnswerCost.of(self.body, self.num_prompt_bytes)
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:
-        """What the request is charged before it is served: of no rate more than a minute's worth."""
+        """Return the charges before the request is served: per rate, at most a minute's worth."""
         costs = {REQUESTS: 1, TOKENS: self.num_tokens, MEDIA_BYTES: self.num_media_bytes}
         return tuple(RateCharge(rate, limit, min(costs[rate], limit)) for rate, limit in limits.rates.items())
 
 
 def limit_reached(limits: KeyLimits, reached: str, wait_s: float) -> RequestError:
-    """429, with `Retry-After`. `reached`: a rate, or the requests in flight."""
+    """Return the 429 with `Retry-After`; `reached` is a rate, or the requests in flight."""
     if reached == CONCURRENT:
         message = f"this API key may have {limits.max_concurrent_requests} requests in flight at once"
         return RequestError(429, "rate_limit_exceeded", message, None)
@@ -137,7 +138,7 @@ def limit_reached(limits: KeyLimits, reached: str, wait_s: float) -> RequestErro
 
 
 def rate_headers(limits: KeyLimits, levels: Mapping[str, float]) -> dict[str, str]:
-    """As OpenAI's clients read them. `levels`: what is used of each rate."""
+    """Return rate limit headers as OpenAI's clients read them; `levels` is the used part of each rate."""
     headers: dict[str, str] = {}
     for rate in (REQUESTS, TOKENS):
         limit = limits.rates.get(rate)
@@ -150,7 +151,7 @@ def rate_headers(limits: KeyLimits, levels: Mapping[str, float]) -> dict[str, st
 
 
 def format_duration(seconds: float) -> str:
-    """`1h2m3s`, `6m0s`, `7.66s`, `120ms`, `0s`: as OpenAI's headers have it; rounded up."""
+    """Format rounded up as OpenAI's headers: `1h2m3s`, `6m0s`, `7.66s`, `120ms`, `0s`."""
     ms = math.ceil(max(0.0, seconds) * 1000 - 1e-6)
     if 0 < ms < 1000:
         return f"{ms}ms"

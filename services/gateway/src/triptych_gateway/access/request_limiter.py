@@ -1,4 +1,4 @@
-"""How many requests, and how many bytes of media, the gateway holds at once."""
+"""Bounds on the requests, and the bytes of media, that the gateway holds at once."""
 
 import time
 from typing import Self
@@ -9,18 +9,18 @@ FADE = 0.95  # of the mean time of a request, with each that ends
 
 
 class RequestLimiter:
-    """Bounded by design: what does not fit is refused with 429, never queued."""
+    """Limiter that refuses excess requests with 429 and never queues them."""
 
     def __init__(self, max_requests: int, max_media_bytes: int) -> None:
         self._max_requests = max_requests
         self.max_media_bytes = max_media_bytes
         self.num_requests = 0
         self.media_bytes = 0
-        self._request_s = 0.0  # mean time of a request of late
+        self._request_s = 0.0  # mean time of recent requests
         self._free_at = 0.0  # monotonic seconds; when the place is free that is not promised yet
 
     def hold_request(self) -> "RequestPlace":
-        """Hold one place for a request while a block runs.
+        """Hold one place for a request while the block runs.
 
         Raises:
             RequestError: 429, every place is taken.
@@ -32,23 +32,23 @@ class RequestLimiter:
         return RequestPlace(self)
 
     def end_request(self, seconds: float) -> None:
-        """One has ended, after so long."""
+        """Record a request's end after `seconds`."""
         self.num_requests -= 1
         self._request_s = FADE * self._request_s + (1 - FADE) * seconds if self._request_s else seconds
 
     def take_wait_s(self, now: float) -> float:
-        """Seconds until a place is free, as requests ended of late: the next one for each that is refused."""
+        """Return the seconds until a place is free, by recent ends; a refused request takes the next one."""
         self._free_at = max(self._free_at, now) + self._request_s / self._max_requests
         self._free_at = min(self._free_at, now + self._request_s)  # by then all of today's have ended
         return self._free_at - now
 
     def hold_bytes(self) -> "Booking":
-        """Hold room for a request's body and media while a block runs: none at first (`Booking.resize`)."""
+        """Hold room for body and media while the block runs, none at first (`Booking.resize`)."""
         return Booking(self)
 
 
 class RequestPlace:
-    """One request's, while its block runs."""
+    """Place of one request while its block runs."""
 
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
@@ -63,7 +63,7 @@ class RequestPlace:
 
 
 class Booking:
-    """The bytes that one request holds, booked as they come and given back as they go.
+    """Bytes that one request holds, booked as they arrive and returned as they go.
 
     Nothing is booked for bytes that are announced only: a client that sends nothing takes no room.
     """
@@ -79,7 +79,7 @@ class Booking:
         self.resize(0)
 
     def resize(self, num_bytes: int) -> None:
-        """From now on the request holds `num_bytes`. A request that is alone may hold any number.
+        """Set the bytes that the request holds from now on. A request that is alone may hold any number.
 
         Raises:
             RequestError: 429, it is more than before, and the gateway holds as many bytes as it may.

@@ -1,4 +1,4 @@
-"""What is sent to an instance for one request, and to which instances it may go."""
+"""Request to send to an instance, and the instances that may get it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from triptych_gateway.tracing.request_span import RequestSpan
 
 @dataclass(frozen=True, slots=True)
 class PriorResponse:
-    """The stored response that a request goes on from: one instance has it."""
+    """Stored response that a request continues; one instance has it."""
 
     record: InstanceRecord
     has_raw_media: bool  # it keeps media as data URLs: further ones are sent alike
@@ -33,7 +33,7 @@ class PriorResponse:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as it arrived."""
+    """One request as it arrived: its caller, times, headers and span."""
 
     request_id: RequestId
     caller: Caller
@@ -44,10 +44,10 @@ class Arrival:
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
     encode_header: str | None = None  # as sent: whose encode its media shall get
-    priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
-    session: str = ""  # what the caller calls the conversation; "": nothing
+    priority: int = 0  # lower is earlier; of the caller's key, or a later one that the request asked for
+    session: str = ""  # caller's name of the conversation; "": none
     demand: RouteDemand = ANYWHERE
-    variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
+    variant: Variant | None = None  # variant that its media are named for; None: it has no media
     variant_reason: VariantReason | None = None
     left: frozenset[tuple[str, str]] = frozenset()  # keys of the variants that it has left
     losses: InstanceLosses = field(default_factory=InstanceLosses)
@@ -55,7 +55,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What is sent, and to which instances it may go."""
+    """Upstream request, and the instances that may get it."""
 
     arrival: Arrival
     request: ChatRequest | SoundRequest | TextRequest
@@ -69,11 +69,11 @@ class Dispatch:
     endpoint: Endpoint = CHAT
     path: str | None = None  # with a query, if there is one; None: the endpoint's
     content_type: str = "application/json"
-    routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
+    routing: RoutingRequest | None = None  # facts for the choice of an instance; None: its load alone
 
 
 def encode_class_of(arrival: Arrival, body: Mapping[str, Any]) -> EncodeClass:
-    """`batch`: the key's priority says so, or the request itself, which may always ask for a later turn."""
+    """Return `batch` if the key's priority or the request asks for it; any request may take a later turn."""
     asked = body.get(PRIORITY_FIELD)
     is_later = arrival.priority > 0 or (isinstance(asked, int) and not isinstance(asked, bool) and asked > 0)
     return EncodeClass.BATCH if is_later else EncodeClass.INTERACTIVE

@@ -1,4 +1,4 @@
-"""One request that is forwarded, over HTTP, from its first byte to its last.
+"""HTTP exchange of one forwarded request, from its first byte to its last.
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
 
@@ -63,7 +63,7 @@ ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
 
 @dataclass(frozen=True, slots=True)
 class ChatParts:
-    """What the exchanges of a gateway share, in the order in which a request needs it."""
+    """Parts that all exchanges of a gateway share, in the order in which a request needs them."""
 
     metrics: GatewayMetrics
     trace_trust: TraceTrust
@@ -82,13 +82,13 @@ class ChatParts:
     media_serving: MediaServing
     forwarder: Forwarder
     chunk_timeout_s: float
-    cut_off: CutOff  # for when the time to drain is over
-    recents: RecentRequests | None = None  # None: nobody looks at requests
+    cut_off: CutOff  # ends requests when the time to drain is over
+    recents: RecentRequests | None = None  # None: the page at `/ui` is off
     refusals: LimitedLog = field(default_factory=lambda: LimitedLog(log))
 
 
 class Exchange(ABC, Generic[Request]):
-    """One request that is forwarded, as ASGI gives it; `run` does all of it."""
+    """One forwarded request as ASGI delivers it; `run` serves it."""
 
     def __init__(
         self, endpoint: Endpoint, parts: ChatParts, scope: Scope, receive: Receive, send: Send
@@ -104,7 +104,7 @@ class Exchange(ABC, Generic[Request]):
             self._echo["Request-Id"] = self._request_id  # as Anthropic's clients read it
 
     async def run(self) -> None:
-        """To the end of the answer, whatever it is."""
+        """Serve the request to the end of its answer, good or not."""
         metrics = self._parts.metrics
         client = ClientStream(self._send, self._echo)
         status = 200
@@ -137,17 +137,17 @@ class Exchange(ABC, Generic[Request]):
 
     @abstractmethod
     async def _read(self, booking: Booking, guard: Guard) -> Request:
-        """The request as it comes, checked."""
+        """Read and check the request as it arrives."""
 
     @abstractmethod
     def _with_model(self, request: Request) -> Request:
-        """The request with the name of its model, also where the caller has named none."""
+        """Return the request with the name of its model, also if the caller has named none."""
 
     @abstractmethod
     async def _serve(
         self, request: Request, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
-        """To the end of a good answer."""
+        """Serve a request to the end of a good answer."""
 
     async def _run(self, client: ClientStream, root: RequestSpan) -> None:
         parts = self._parts
@@ -191,18 +191,18 @@ class Exchange(ABC, Generic[Request]):
                     await watch
 
     def _resolve(self, name: str) -> str:
-        """The model that is asked for as `name`."""
+        """Return the model that `name` stands for."""
         self._asked_model = name
         return self._parts.instances.models.resolve(name)
 
     async def _wait_model(self, model: str, arrival: Arrival) -> None:
-        """Until `model` is served, as the request demands it."""
+        """Wait until an instance serves `model` as the request demands it."""
         await self._parts.instances.wait_model(model)
         await self._parts.instances.check_demand(model, arrival.demand)
         arrival.root.on_model(model)
 
     def _plain_key(self) -> str | None:
-        """Anthropic's clients show their key so."""
+        """Return the key from the header of Anthropic's clients."""
         if self._endpoint.chat_form is not ChatForm.MESSAGES:
             return None
         return header_of(self._scope, b"x-api-key")
@@ -214,9 +214,9 @@ class Exchange(ABC, Generic[Request]):
 
     @contextmanager
     def _body_time(self, booking: Booking, guard: Guard) -> Iterator[Callable[[int], None]]:
-        """While the block runs, a client that sends too slowly is refused by `guard`.
+        """Refuse, by `guard`, a client that sends too slowly while the block runs.
 
-        Yields what is called with the size of the body at each piece.
+        Yields the function to call with the body's size at each piece.
         """
         loop = asyncio.get_running_loop()
         limit = loop.call_later(self._parts.body_timeout_s, lambda: guard.fail(body_timeout()))
@@ -233,7 +233,7 @@ class Exchange(ABC, Generic[Request]):
             limit.cancel()
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
-        """Until the answer has ended, or the client goes away, which `guard` is told."""
+        """Wait until the answer has ended; fail `guard` if the client goes away first."""
         try:
             await wait_disconnect(self._receive, lambda: client.has_ended)
         except ClientDisconnect as error:
@@ -242,7 +242,7 @@ class Exchange(ABC, Generic[Request]):
     async def _serve_counted(
         self, request: Request, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
-        """Held to the limits of the caller's key, if it has any."""
+        """Serve a request within the limits of the caller's key."""
         request, limits = self._with_model(request), self._caller.limits
         if limits is None:
             await self._serve(request, arrival, booking, client)
@@ -289,13 +289,13 @@ class Exchange(ABC, Generic[Request]):
         return error.status_code
 
     def _log_refusal(self, text: LiteralString, reason: str, /, **fields: object) -> None:
-        """Callers cause such lines, without a key too: of each reason and key so many are written."""
+        """Log a refusal. Lines are limited per reason and key, since callers without a key cause them too."""
         key_name = self._caller.key_name or ""
         self._parts.refusals.info(text, reason, key_name, **fields, **self._caller.fields)
 
 
 class ChatExchange(Exchange[ChatRequest]):
-    """A chat in any form, perhaps with media."""
+    """Exchange of a chat in any form, perhaps with media."""
 
     async def _read(self, booking: Booking, guard: Guard) -> ChatRequest:
         body = await self._read_body(booking, guard)
@@ -324,7 +324,7 @@ class ChatExchange(Exchange[ChatRequest]):
 
 
 class TextExchange(Exchange[TextRequest]):
-    """A request without media."""
+    """Exchange of a request without media."""
 
     async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
         body = await self._read_body(booking, guard)
@@ -349,7 +349,7 @@ class TextExchange(Exchange[TextRequest]):
 
 
 class SoundExchange(Exchange[SoundRequest]):
-    """A form with a sound, which goes as it is to an instance that encodes sounds itself."""
+    """Exchange of an audio form, forwarded unchanged to an instance that encodes audio itself."""
 
     async def _read(self, booking: Booking, guard: Guard) -> SoundRequest:
         with self._body_time(booking, guard) as on_growth:

@@ -1,4 +1,4 @@
-"""Sends a prepared request to the instances of its route, and their answer to the client.
+"""Send a prepared request to the instances of its route, and their answer to the client.
 
 An instance that cannot be reached costs the caller nothing but time: `routing.routes` gives the next route to
 try. An instance that ends while it has the request may have ended because of it: such a request is sent again
@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """One per gateway."""
+    """Forwarder of one gateway's requests."""
 
     instances: Instances
     stages: Stages
@@ -50,10 +50,10 @@ class Forwarder:
     held: HeldPrefixes = field(default_factory=HeldPrefixes)
 
     async def forward(self, dispatch: Dispatch, client: ClientStream) -> Route:
-        """Send, wait for the first token, relay to the end. Returns the route by which it was answered.
+        """Send a request, wait for its first token, relay the answer, and return the route that answered.
 
         Raises:
-            RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
+            RequestError: any failure; `client.has_begun` decides whether it must go into the stream.
         """
         with span("gateway.first_token") as waiting:
             route, answer, held = await self._first_answer(dispatch)
@@ -68,7 +68,7 @@ class Forwarder:
         return route
 
     async def _first_answer(self, dispatch: Dispatch) -> tuple[Route, Answer, ExitStack]:
-        """By the first route that comes to an answer; the router counts it there."""
+        """Try routes until one answers, and have the router count the request there."""
         prior = dispatch.arrival.prior
         choice = RouteChoice(
             self.instances,
@@ -112,13 +112,13 @@ class Forwarder:
                 return route, answer, held
 
     def _show_version(self, dispatch: Dispatch, record: InstanceRecord, reason: VariantReason | None) -> None:
-        """Which one answers, and why."""
+        """Record which version answers, and why."""
         version, shown = record.model_version or "", (reason or VariantReason.ONLY_ONE).value
         dispatch.arrival.root.on_version(version, shown)
         self.metrics.versions.count(record.model or "", version, shown)
 
     def _check(self, dispatch: Dispatch, route: Route) -> None:
-        """What only an instance's own limits can tell."""
+        """Check limits that only the chosen instances announce."""
         for record in (route.first, route.answering):
             dispatch.request.check_placeholders(record.placeholder_tokens)
         if dispatch.endpoint.path == TOKENIZE_PATH:
@@ -202,7 +202,7 @@ def demand_of(
     needs_tower: bool = False,
     takes: Set[Modality] = frozenset(),
 ) -> InstanceDemand:
-    """What a request asks of instances. `namespace_digest` None: text only."""
+    """Return the demand of a request on instances; without `namespace_digest`, of text only."""
     if needs_tower:
         takes = takes | announced({part.modality for part in request.media})
     name = undivided_field(endpoint, request.body)
@@ -218,7 +218,7 @@ def demand_of(
 
 
 def _may_be_held(dispatch: Dispatch) -> bool:
-    """Whether its items, if it has some, are named as before."""
+    """Return whether an instance may hold the request's conversation, with its items named as before."""
     endpoint = dispatch.endpoint
     if endpoint.served_by is not ServedBy.STAGES or dispatch.arrival.prior is not None:
         return False

@@ -1,4 +1,4 @@
-"""A request with media: taken, encoded elsewhere, and forwarded with metadata in their place.
+"""Requests with media: the media are encoded elsewhere, and metadata are forwarded in their place.
 
 media taken -> decided --remote--> sizes known -> forwarded with metadata -> answered
                   | ^                  |                  |
@@ -6,7 +6,7 @@ media taken -> decided --remote--> sizes known -> forwarded with metadata -> ans
                   | `--no answer begun--.
                   `--local--------------+--> forwarded whole, to an instance with a vision tower -> answered
 
-Each way is tried once at most.
+Each way is tried at most once.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MediaServing:
-    """One per gateway, with what these requests share."""
+    """Server of one gateway's requests with media, and the parts they share."""
 
     gateway: str
     files: FileService | None  # None: none are kept
@@ -88,10 +88,10 @@ class MediaServing:
     async def serve(
         self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
-        """From the media's text to the end of the answer.
+        """Serve a request from its media's text to the end of the answer.
 
         Raises:
-            RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
+            RequestError: any failure; `client.has_begun` decides whether it must go into the stream.
         """
         asked = self.decisions.override.read(arrival.encode_header, arrival.caller)
         arrival = await wait_variant(self.instances, request, arrival)
@@ -134,7 +134,7 @@ class MediaServing:
     def _another_variant(
         self, request: ChatRequest, arrival: Arrival, client: ClientStream
     ) -> Variant | None:
-        """Where it may begin again; None: nowhere, or it is too late."""
+        """Return a variant with which the request may start again; None if there is none or too late."""
         is_too_late = client.has_begun or time.monotonic() >= arrival.first_token_deadline
         return None if is_too_late else another_variant(self.instances, request, arrival)
 
@@ -147,7 +147,7 @@ class MediaServing:
         items: Sequence[TakenItem],
         asked: DecisionMode | None,
     ) -> None:
-        """In one namespace, from the named items to the end of the answer."""
+        """Serve named items in one namespace to the end of the answer."""
         digest = digest_of(arrival)
         mm_hashes, places = {item.mm_hash for item in items}, self.transfers.places
         entry_places = await places.read(mm_hashes)
@@ -202,7 +202,7 @@ class MediaServing:
 
     @asynccontextmanager
     async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
-        """In this order: from the moment it is open, metadata may name the request, and it lives."""
+        """Open the wait; acks come first, since metadata may name the request from then on."""
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
             with self.transfers.hold(media_wait):
                 yield
@@ -215,7 +215,7 @@ class MediaServing:
         chosen: InstanceRecord,
         asked: DecisionMode | None,
     ) -> DecidedRequest:
-        """Whose encode `request` gets: where it goes on from a stored response, that has settled it."""
+        """Decide which process encodes `request`; a stored response that it continues has settled that."""
         prior = arrival.prior
         if prior is None:
             only = names_of(self.instances, request, arrival)
@@ -228,7 +228,7 @@ class MediaServing:
         return self.decisions.settle(chosen, is_local=is_local)
 
     async def _find_files(self, request: ChatRequest, arrival: Arrival) -> None:
-        """Those that are named by their ids."""
+        """Find the uploaded files that the request names by id."""
         path = next((part.path for part in request.media if part.file_id is not None), None)
         if path is None:
             return
@@ -246,7 +246,7 @@ class MediaServing:
         client: ClientStream,
         routing: RoutingRequest,
     ) -> EncodeUnavailableError | None:
-        """By encoders, within the open `media_wait`. Returns why it may now be encoded by an instance.
+        """Serve by encoders within the open `media_wait`; return why an instance may encode instead.
 
         Raises:
             RequestError: no other way is left.
@@ -301,7 +301,7 @@ class MediaServing:
         client: ClientStream,
         routing: RoutingRequest,
     ) -> None:
-        """By an instance that has a vision tower."""
+        """Serve by an instance with a vision tower."""
         is_decided = decided.decision.is_local
         arrival.root.on_local_encode(reason)
         self.metrics.local_encodes.labels(reason).inc()
@@ -384,7 +384,7 @@ def _media_wait(
 
 
 def _show(decided: DecidedRequest, arrival: Arrival) -> None:
-    """In the trace."""
+    """Record the decision in the trace."""
     decision = decided.decision
     for name, value in decided.figures.items():
         arrival.root.set_attribute(name, value)

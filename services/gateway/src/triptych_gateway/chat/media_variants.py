@@ -1,6 +1,6 @@
-"""Which variant of its model a request with media goes to, and which one when that has left.
+"""Variant of its model for a request with media, and another one when that has left.
 
-Its items are named for a namespace, so all that it is asked for there is of one variant: `Arrival.variant`.
+Its items are named for one namespace, so all of it goes to one variant: `Arrival.variant`.
 """
 
 from collections.abc import Set
@@ -18,11 +18,11 @@ from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import RankedVariants, Variant, VariantReason
 
 LEFT_CODES = frozenset({"no_instance", "instance_unreachable", "no_encoder"})
-"""Of errors that say that nobody is there any more, in the version that a request was to go to."""
+"""Error codes that mean that no instance is left in the version of the request."""
 
 
 async def wait_variant(instances: Instances, request: ChatRequest, arrival: Arrival) -> Arrival:
-    """`arrival` with its variant, once there is one.
+    """Return `arrival` with its variant, once there is one.
 
     Raises:
         RequestError: there is none, and none comes back in time.
@@ -34,7 +34,7 @@ async def wait_variant(instances: Instances, request: ChatRequest, arrival: Arri
 
 
 def another_variant(instances: Instances, request: ChatRequest, arrival: Arrival) -> Variant | None:
-    """That can still serve the request, with items of its own, and has not yet; None: there is none."""
+    """Return a variant that can still serve the request with items of its own, or None."""
     if arrival.prior is not None or arrival.variant is None:
         return None
     gone = {arrival.variant.key, *arrival.left}
@@ -44,7 +44,7 @@ def another_variant(instances: Instances, request: ChatRequest, arrival: Arrival
 
 
 def moved_to(variant: Variant, arrival: Arrival) -> Arrival:
-    """It begins again there, and does not come back."""
+    """Return `arrival` for a new start at `variant`, without return to the one before."""
     left = arrival.left if arrival.variant is None else arrival.left | {arrival.variant.key}
     return replace(arrival, variant=variant, variant_reason=VariantReason.LEFT, left=left)
 
@@ -52,9 +52,9 @@ def moved_to(variant: Variant, arrival: Arrival) -> Arrival:
 async def wait_instance(
     instances: Instances, request: ChatRequest, arrival: Arrival, routing: RoutingRequest
 ) -> InstanceRecord:
-    """The instance that it goes to, if encoders encode; of a pair who prefills.
+    """Return the instance that gets the request if encoders encode; of a pair, the one that prefills.
 
-    None is waited for where another variant has one.
+    Does not wait if another variant has an instance.
 
     Raises:
         RequestError: there is none, or none that does what the request asks for.
@@ -77,21 +77,21 @@ async def wait_instance(
 
 
 def names_of(instances: Instances, request: ChatRequest, arrival: Arrival) -> Set[str] | None:
-    """The instances that it may go to; None: all of its namespace."""
+    """Return the names of instances that may get the request; None for all of its namespace."""
     if arrival.prior is not None or arrival.variant is None:
         return None
     return instances.names_of(request.model, arrival.variant, arrival.demand)
 
 
 def digest_of(arrival: Arrival) -> str:
-    """Of its namespace."""
+    """Return the digest of the request's namespace."""
     if arrival.variant is None or arrival.variant.namespace_digest is None:
         raise ValueError("media go to instances of a namespace alone")
     return arrival.variant.namespace_digest
 
 
 def _ranked(instances: Instances, request: ChatRequest, arrival: Arrival) -> RankedVariants | None:
-    """Where it may go now; None: nowhere."""
+    """Return the variants that can take the request now, or None."""
     ranked = instances.find_variants(
         request.model,
         arrival.demand,
@@ -102,7 +102,7 @@ def _ranked(instances: Instances, request: ChatRequest, arrival: Arrival) -> Ran
 
 
 def _settled_by(prior: PriorResponse | None) -> RankedVariants | None:
-    """The variant of the instance that has the stored response; None: there is a choice."""
+    """Return the variant of the instance with the stored response; None if there is a choice."""
     if prior is None or prior.record.namespace_digest is None:
         return None
     record = prior.record

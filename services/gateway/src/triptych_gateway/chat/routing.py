@@ -1,4 +1,4 @@
-"""What the choice of an instance may go by, as a request's body has it."""
+"""Facts in a request's body for the choice of an instance."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -25,7 +25,7 @@ _FIRST_FIELDS = ("tools", "system", "instructions")  # of a body: templates put 
 
 
 def session_of(scope: Scope, body: Mapping[str, Any], salt: str, header: str) -> str:
-    """What the caller calls the conversation, by `header` or a field, as a digest; "": nothing."""
+    """Return a digest of the conversation's name in `header` or a field; "" without a name."""
     name: Any = header_of(scope, header.lower().encode())
     for field in SESSION_FIELDS:
         name = name or body.get(field)
@@ -41,7 +41,7 @@ def chat_routing(
     items: Sequence[TakenItem] = (),
     items_at: Mapping[str, Set[MmHash]] | None = None,
 ) -> RoutingRequest:
-    """Of a chat, whose media are `items`; `items_at`: those that each store has, where there are several."""
+    """Return the routing request of a chat; `items_at` are the items that each of several stores has."""
     seed = (request.model, digest, request.tenant_salt)
     by_place = {item.part.place: item.mm_hash for item in items}
     return RoutingRequest(
@@ -55,7 +55,7 @@ def chat_routing(
 
 
 def text_routing(request: TextRequest, session: str) -> RoutingRequest | None:
-    """Of any other request; None: nothing is computed for it."""
+    """Return the routing request of a request without media; None if nothing is computed for it."""
     if not request.is_computed:
         return None
     seed = (request.model, None, request.body.get("cache_salt"))
@@ -76,10 +76,10 @@ def _read_prompt(
 def _parts(
     value: Any, place: Place, items: Mapping[Place, MmHash], around: Collection[Place]
 ) -> Iterator[bytes | MmHash]:
-    """Texts and items in the order of the body. Messages one by one: what follows a text does not change it.
+    """Yield texts and items in the order of the body, message by message, so that prefixes stay equal.
 
     Args:
-        around: the places of what holds items.
+        around: places of the parts that hold items.
     """
     if place in items:
         yield items[place]
@@ -96,7 +96,7 @@ def _parts(
 
 
 def _cut(value: Any, depth: int = 0) -> Any:
-    """Without what is beyond `MAX_PREFIX_BYTES` in any long text of a message, or list of tokens."""
+    """Cut long texts of a message and lists of tokens at `MAX_PREFIX_BYTES`."""
     if isinstance(value, str):
         return value[:MAX_PREFIX_BYTES]
     if isinstance(value, list) and _are_tokens(value):

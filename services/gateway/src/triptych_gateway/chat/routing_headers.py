@@ -1,6 +1,6 @@
-"""What a request's headers say of where it may go: a version, its conversation, instances by `host:port`.
+"""Routing rules in a request's headers: a version, a conversation, and instances by `host:port`.
 
-Instances are named by front ends that have chosen already, as llm-d's router does. A header only narrows the
+Front ends that have chosen already, such as llm-d's router, name instances. A header only narrows the
 choice among instances that are registered: no connection is opened to an address because a header has it.
 """
 
@@ -29,19 +29,19 @@ HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
     ServingStage.PREFILL: ("x-prefiller-host-port", "x-prefiller-host-ports", "x-llm-d-prefiller-host-port"),
     ServingStage.DECODE: ("x-data-parallel-host-port",),
 }
-"""llm-d's, by what the instances are asked for. The first one that is there counts, as at llm-d's sidecar."""
+"""Headers of llm-d by stage. The first one present counts, as in llm-d's sidecar."""
 
 MAX_HOSTS = 64
-MAX_PROMPT_CHARS = 256  # of a prompt without messages, which stand for its conversation
-MAX_PROMPT_TOKENS = 64  # likewise
+MAX_PROMPT_CHARS = 256  # prompt without messages, whose beginning stands for its conversation
+MAX_PROMPT_TOKENS = 64  # the same in tokens
 MAX_TEXT_CHARS = 4096  # of a message's text
-_FIRST_FIELDS = ("system", "instructions")  # what comes before all messages, in some forms of chats
+_FIRST_FIELDS = ("system", "instructions")  # fields before all messages, in some forms of chats
 _VERSION = TypeAdapter(Name)
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """One per gateway. Front ends: callers with one of `keys`, by name, or from one of `networks`."""
+    """Reader of routing headers, which count from callers with one of `keys`, by name, or in `networks`."""
 
     models: ServedModels
     keys: frozenset[str] = frozenset()
@@ -50,10 +50,10 @@ class RoutingHeaders:
     def read(
         self, scope: Scope, caller: Caller, body: Mapping[str, Any], inputs: Iterable[str], request_id: str
     ) -> RouteDemand:
-        """Of one request.
+        """Read the routing headers of one request.
 
         Raises:
-            RequestError: 403, the caller may not say so; 400, a header is malformed.
+            RequestError: 403, the caller may not set them; 400, a header is malformed.
         """
         session = header_of(scope, self.models.content.session_header.lower().encode())
         return RouteDemand(
@@ -99,13 +99,13 @@ def _not_allowed(header: str) -> RequestError:
 
 
 def _parse_hosts(header: str, value: str) -> frozenset[str]:
-    """Of a list, as `host:port` are compared."""
+    """Parse a list of `host:port`, normalized for comparison."""
     hosts = [each.strip() for each in value.split(",") if each.strip()]
     found = set()
     for each in hosts[: MAX_HOSTS + 1]:
         host, _, port = each.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or len(port) > 5:
-            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is no host:port", header)
+            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is not host:port", header)
         found.add(join_host(host.removeprefix("[").removesuffix("]"), int(port)))
     if not 0 < len(hosts) <= MAX_HOSTS:
         message = f"{header} must name 1 to {MAX_HOSTS} instances"
@@ -114,9 +114,9 @@ def _parse_hosts(header: str, value: str) -> frozenset[str]:
 
 
 class _SessionKey:
-    """What all requests of a conversation have in common; that of its caller, so that others' are spread.
+    """Key that all requests of a conversation share, with their caller's, so that callers are spread.
 
-    Found when it is first asked for: most requests have one place to go.
+    Computed at first use: most requests have only one place to go.
     """
 
     __slots__ = ("_body", "_caller", "_found", "_inputs", "_request_id", "_session")
@@ -142,7 +142,7 @@ class _SessionKey:
 
 
 def _first_texts(body: Mapping[str, Any], inputs: Iterable[str]) -> list[str]:
-    """Up to the first message of a user. Media do not count: their text is not there at all times."""
+    """Return the texts up to a user's first message, without media, whose text may be missing."""
     texts = [text for name in _FIRST_FIELDS for text in _texts_of(body.get(name))]
     for name in inputs:
         value = body.get(name)
@@ -171,7 +171,7 @@ def _texts_of(content: Any) -> list[str]:
 
 
 def _beginning_of(prompt: Any) -> str:
-    """Of several prompts that of the first."""
+    """Return the beginning of the prompt, of several prompts the first one's."""
     while isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
     if isinstance(prompt, list):

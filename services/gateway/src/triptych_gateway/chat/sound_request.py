@@ -1,4 +1,4 @@
-"""A form with a sound that is to be written down, or translated: read within bounds, and made anew.
+"""Audio form for a transcription or translation: read within bounds and written anew.
 
 What goes to prefill_decode is a form of the gateway's own, of the fields that callers may set and the file's
 bytes: how a client's form was written is read by one parser alone, and no field passes unseen.
@@ -28,10 +28,10 @@ COUNT_FIELD = "max_completion_tokens"
 
 @dataclass(frozen=True, slots=True)
 class SoundRequest:
-    """A valid one."""
+    """Valid request with audio in a form."""
 
-    body: dict[str, Any]  # what is read of its fields
-    form: bytes  # what is sent
+    body: dict[str, Any]  # fields that the gateway reads
+    form: bytes  # form to send
     content_type: str
     model: str  # "": the caller names none
     stream: bool
@@ -42,25 +42,25 @@ class SoundRequest:
     media: tuple[MediaPart, ...] = ()  # none goes to encoders
 
     def check_count(self) -> None:
-        """That the longest answer is named: no answer tells what it has taken, so this alone counts.
+        """Check that the longest answer is set: no answer reports its usage, so only this counts.
 
         Raises:
             RequestError: 400, it is not.
         """
         if not self.body.get(COUNT_FIELD):
-            message = f"{COUNT_FIELD} must be set for sounds: this API key has a limit of tokens"
+            message = f"{COUNT_FIELD} must be set for audio: this API key has a limit of tokens"
             raise RequestError(400, "missing_field", message, COUNT_FIELD)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """As `ChatRequest` has it."""
+        """Check texts as `ChatRequest.check_placeholders` does."""
         PlaceholderGuard(tuple(tokens)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> "SoundRequest":
-        """As `ChatRequest` has it; there is no field that would carry the salt."""
+        """Return a copy for a tenant, as `ChatRequest.of_tenant` does; no field carries the salt."""
         return replace(self, has_salt=bool(salt))
 
     def of_model(self, model: str) -> "SoundRequest":
-        """The request for a model that its caller has not named."""
+        """Return the request for a model that its caller has not named."""
         return replace(self, model=model)
 
 
@@ -73,11 +73,11 @@ async def read_sound_request(
     on_growth: Callable[[int], None],
     resolve: Callable[[str], str] = str,
 ) -> SoundRequest:
-    """The whole form of the ASGI request `scope`. Bound it.
+    """Read the whole form of the ASGI request `scope`. Bound it.
 
     Args:
-        endpoint: knows the fields that callers may set.
-        on_growth: called with the number of bytes before so many are held; may raise.
+        endpoint: endpoint with the fields that callers may set.
+        on_growth: called with a number of bytes before the form takes them; may raise.
         resolve: gives the model that a name stands for.
 
     Raises:
@@ -111,7 +111,7 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
             shown = name[:MAX_NAME_CHARS]
             raise RequestError(400, "field_not_allowed", f"{shown} may not be set by callers", shown)
     if container_of(bytes(sound[:HEAD_BYTES]), AUDIO_CONTAINERS) is None:
-        message = f"{FILE_FIELD} is no audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
+        message = f"{FILE_FIELD} is not audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
         raise RequestError(400, "invalid_audio", message, FILE_FIELD)
     boundary = secrets.token_hex(16)
     form = _written(fields, sound, boundary)
@@ -139,7 +139,7 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
 
 
 def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:
-    """`boundary` is by chance, so no content has it."""
+    """Write the form; the random `boundary` occurs in no content."""
     start = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     parts = [f'{start}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
     head = f'{start}{FILE_FIELD}"; filename="audio"\r\nContent-Type: application/octet-stream\r\n\r\n'

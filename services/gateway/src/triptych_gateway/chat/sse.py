@@ -16,23 +16,23 @@ from triptych_gateway.endpoints.endpoint import ChatForm
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
-_ERROR = b'"error"'  # in text its quotes would be escaped
-_ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a token
+_ERROR = b'"error"'  # this and the patterns below match no text, where quotes are escaped
+_ROLE = b'"role"'  # vLLM's first event of each choice, without a token
 _DONE_EVENT = DONE + _END
-_USAGE = b'"choices":[]'  # likewise: the event with the usage alone
+_USAGE = b'"choices":[]'  # the event with the usage alone
 _NAME = b"event:"
-_LAST = {  # how the last event begins
+_LAST = {  # beginning of the last event
     ChatForm.COMPLETIONS: DONE,
     ChatForm.MESSAGES: b"event: message_stop",
     ChatForm.RESPONSES: b"event: response.completed\n",
 }
-_DELTA = b'"type":"content_block_delta"'  # likewise: of the Messages API, with what a token brings
-_SIGNATURE = b'"type":"signature_delta"'  # likewise: no token
+_DELTA = b'"type":"content_block_delta"'  # event of the Messages API with a token's text
+_SIGNATURE = b'"type":"signature_delta"'  # event without a token
 _RESPONSE_DELTA = b".delta\ndata:"  # of responses: no line of data has a line break in it
 
 
 class EventCutter:
-    """Lets only whole events through, so that an error event can follow a stream that broke off."""
+    """Cutter that passes only whole events, so that an error event can follow a broken stream."""
 
     def __init__(self, form: ChatForm = ChatForm.COMPLETIONS) -> None:
         self._last = _LAST[form]
@@ -40,7 +40,7 @@ class EventCutter:
         self.is_done = False  # the last event has passed
 
     def feed(self, chunk: bytes) -> bytes:
-        """The whole events in what was fed so far and not yet returned; may be empty."""
+        """Return the whole events in the bytes fed so far and not yet returned; may be empty."""
         data = self._rest + chunk if self._rest else chunk
         if data.endswith(_END):
             whole, self._rest = data, b""
@@ -54,12 +54,12 @@ class EventCutter:
 
 
 def error_in_first_event(events: bytes) -> dict[str, Any] | None:
-    """The error object when the first event is an error, as vLLM sends one before any token."""
+    """Return the error object if the first event is an error, as vLLM sends one before any token."""
     return _error_of(events.split(_END, 1)[0])
 
 
 def cut_at_error(events: bytes) -> tuple[bytes, dict[str, Any] | None]:
-    """Whole events up to the first that is an error, and its error object; all of them, and None."""
+    """Return whole events up to the first error, and its error object; else all of them, and None."""
     if _ERROR not in events:
         return events, None
     before = b""
@@ -72,7 +72,7 @@ def cut_at_error(events: bytes) -> tuple[bytes, dict[str, Any] | None]:
 
 
 def num_tokens_in(events: bytes, form: ChatForm = ChatForm.COMPLETIONS) -> int:
-    """Events of vLLM's that bring a token. One may bring several, where the engine speculates."""
+    """Return the number of vLLM's events with a token; one may bring several under speculation."""
     if form is ChatForm.MESSAGES:
         return events.count(_DELTA) - events.count(_SIGNATURE)
     if form is ChatForm.RESPONSES:
@@ -84,7 +84,7 @@ def num_tokens_in(events: bytes, form: ChatForm = ChatForm.COMPLETIONS) -> int:
 
 
 def num_roles_in(events: bytes) -> int:
-    """Events of vLLM's without a token, at the beginning of each choice of a completion."""
+    """Return the number of vLLM's events without a token, at the beginning of each choice."""
     return events.count(_ROLE)
 
 

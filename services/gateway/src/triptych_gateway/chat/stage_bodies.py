@@ -1,8 +1,8 @@
-"""The bodies of a request that is divided: for who prefills, for who decodes; and what must not pass. Pure.
+"""Bodies of a disaggregated request for its prefill and its decode instance. Pure.
 
-Who prefills gets the request with one token to make, which is thrown away: the one who decodes makes it again
-from the same KV cache. What shapes the prompt stays as it is, so both have the same one. What else is asked
-of tokens, or of how the answer is sent, is for the one who decodes alone.
+The prefill instance gets the request with one token to generate, which is dropped: the decode instance makes
+it again from the same KV cache. Fields that shape the prompt stay, so that both have the same one. All other
+options of tokens and of the answer go to the decode instance alone.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ _UNDIVIDED = (
 
 
 def undivided_field(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None:
-    """What of a request cannot be divided; None: nothing. The first is enough."""
+    """Return the first field that prevents disaggregation of the request, or None."""
     if endpoint.served_by is not ServedBy.STAGES:
         return None
     for name in _NOT_ONE:
@@ -70,12 +70,12 @@ def undivided_field(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None:
 
 
 def _has_several(prompt: Any) -> bool:
-    """Or none: what is no text, and no list of token ids."""
+    """Return whether there are several prompts or none: no text and no list of token ids."""
     return isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
 
 
 def prefill_body(body: bytes, endpoint: Endpoint) -> bytes:
-    """For who prefills. Takes as long as parsing: milliseconds per MB."""
+    """Return the body for prefill. Takes as long as parsing: milliseconds per MB."""
     fields = {name: value for name, value in orjson.loads(body).items() if name not in ONLY_FOR_DECODE}
     one_token = dict(_ONE_TOKEN[endpoint.chat_form])
     if endpoint.chat_form is ChatForm.COMPLETIONS and endpoint.kind is EndpointKind.CHAT:
@@ -84,7 +84,7 @@ def prefill_body(body: bytes, endpoint: Endpoint) -> bytes:
 
 
 def handover_of(answer: bytes) -> dict[str, Any] | None:
-    """Where the KV cache is, of the answer of who prefilled; None: it keeps none."""
+    """Return the place of the KV cache from the prefill's answer; None if it keeps none."""
     try:
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:
@@ -94,12 +94,12 @@ def handover_of(answer: bytes) -> dict[str, Any] | None:
 
 
 def decode_body(body: bytes, handover: Mapping[str, Any]) -> bytes:
-    """For who decodes: `body`, an object of JSON that has no such field, and where the KV cache is."""
+    """Return `body`, a JSON object without such a field, with the place of the KV cache."""
     return body.rstrip()[:-1] + b',"' + PARAMS.encode() + b'":' + orjson.dumps(handover) + b"}"
 
 
 def without_handover(answer: bytes) -> bytes:
-    """A whole answer without what engines tell each other."""
+    """Return a whole answer without the fields that engines exchange."""
     if b'"kv_transfer_params":{' not in answer:  # in text its quotes would be escaped
         return answer
     parsed = orjson.loads(answer)

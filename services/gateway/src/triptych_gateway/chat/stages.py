@@ -1,4 +1,4 @@
-"""A request at the instances of its route, until the first token of its answer is there.
+"""Request at the instances of its route, until the first token of its answer arrives.
 
     one instance   asked --first event--> answering
     a pair         asked to prefill --KV cache kept--> asked to decode --first token--> answering
@@ -6,8 +6,8 @@
 Nothing has been sent to the client until then, so whatever fails can begin again elsewhere
 (`StageFailedError`), from the prefill on: a KV cache is handed over once. Only one that a draining instance
 did not take is offered to another. While a request decodes, nothing of it is left at the instance that has
-prefilled: the one that decodes has read its KV cache, or told it to drop it. If the caller leaves between
-both, the KV cache is kept until its lease ends.
+prefilled: the decode instance has read its KV cache, or had it dropped. If the caller leaves between both,
+the KV cache is kept until its lease ends.
 
 The first event of an instance that decodes is a token's: its host holds answers back until its engine has put
 something out (`triptych_prefill_decode.kv_errors`).
@@ -50,13 +50,13 @@ from triptych_gateway.routing.ways import WayReason
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
 BROKE_OFF = "broke_off"  # while it had the request
-PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
-KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes of who decodes
+PREFIX_NOT_HELD = "prefix_not_held"  # from the decode instance: an item would have to be computed
+KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes from the decode instance
 ITEM_FAILURE_GRACE_S = 0.1
 
 
 class StageFailedError(TriptychError):
-    """An instance of the route did not do its part, and no answer has begun."""
+    """An instance of the route failed before an answer began."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class StageFailedError(TriptychError):
         detail: str,
         error: RequestError | None = None,
     ) -> None:
-        """`error`: what the caller gets where no other instance does better."""
+        """Store the failure; `error` is for the caller if no other instance does better."""
         super().__init__(detail)
         self.record, self.stage, self.reason, self.error = record, stage, reason, error
-        self.handover: dict[str, Any] | None = None  # where a KV cache is that it has not taken
+        self.handover: dict[str, Any] | None = None  # place of a KV cache that it has not taken
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """One per gateway."""
+    """Stages of one gateway's requests."""
 
     http: ClientSession
     router: Router
@@ -83,17 +83,17 @@ class Stages:
     threads: Executor
     max_answer_bytes: int  # of one that is not streamed
     tokenize_turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """By instance: its server tokenizes in one thread, which prompts wait for too."""
+    """Lock per instance: its server tokenizes in one thread, for which prompts wait too."""
 
     async def begin(
         self, dispatch: Dispatch, route: Route, handover: dict[str, Any] | None = None
     ) -> tuple[Answer, ExitStack]:
-        """The answer at its first event; close the stack at its end.
+        """Return the answer at its first event; close the stack at its end.
 
         On failure nothing stays open, and nothing counted.
 
         Args:
-            handover: where the KV cache is that `route.first` has made before.
+            handover: place of the KV cache that `route.first` has computed before.
 
         Raises:
             StageFailedError: another route may be tried.
@@ -124,7 +124,7 @@ class Stages:
 
     # ---- the stages ------------------------------------------------------------------------------
     async def _prefill(self, dispatch: Dispatch, record: InstanceRecord) -> dict[str, Any]:
-        """Where the KV cache is."""
+        """Run the prefill and return the place of the KV cache."""
         began_at = time.monotonic()
         body = await run_parse(
             self.threads, len(dispatch.body), lambda: prefill_body(dispatch.body, dispatch.endpoint)
@@ -137,7 +137,7 @@ class Stages:
         if dispatch.media_wait is not None:
             dispatch.media_wait.on_prefilled(record.instance)
         if handover is None:
-            error = unavailable("handover_failed", "the instance that prefilled keeps no KV cache")
+            error = unavailable("handover_failed", "the prefill instance keeps no KV cache")
             raise StageFailedError(record, ServingStage.PREFILL, "no_handover", error.message, error)
         return handover
 
@@ -162,7 +162,7 @@ class Stages:
     async def _ask(
         self, dispatch: Dispatch, record: InstanceRecord, body: bytes, held: ExitStack, stage: ServingStage
     ) -> tuple[Answer, Answering]:
-        """Counted, and learned from, until `held` is closed."""
+        """Send one stage's request; it is counted and measured until `held` is closed."""
         held.enter_context(self._counted(dispatch, record))
         answering = Answering()
         if dispatch.endpoint.is_computed:
@@ -227,7 +227,7 @@ class Stages:
 
 @asynccontextmanager
 async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
-    """Only a stream shows its first token; a whole answer is bound by the request's own limit."""
+    """Bound the wait for the first token, which only a stream shows; others have the request's limit."""
     if not dispatch.request.stream:
         yield
         return
@@ -236,11 +236,11 @@ async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError as error:
-        raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+        raise RequestError(504, "deadline_exceeded", "no token arrived in time") from error
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
-    """When prefill_decode gave up because an item failed, the item's failure is the better answer.
+    """Raise an item's failure instead if prefill_decode gave up because of it.
 
     Both come from the same event by different ways; the one over the bus may be a little later. And
     prefill_decode gives up by itself what still waits for an item at the deadline that was sent to it.
@@ -248,7 +248,7 @@ async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
     if dispatch.media_wait is None or error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return
     if time.monotonic() >= dispatch.media_wait.deadline:
-        raise unavailable("deadline_exceeded", "the media were not there in time") from error
+        raise unavailable("deadline_exceeded", "the media were not encoded in time") from error
     try:
         async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
             await dispatch.media_wait.wait_failure()

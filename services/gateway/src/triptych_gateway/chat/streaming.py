@@ -17,30 +17,30 @@ from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 log = get_logger(__name__)
 
-PIECE_BYTES = 64 << 10  # of a whole answer: what may lie in a connection's buffer that nobody reads
+PIECE_BYTES = 64 << 10  # of a whole answer: bound on the unread bytes in a connection's buffer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientStream:
-    """The response being sent. Knows whether it has begun, and whether it has ended.
+    """Response being sent to the client, with flags for its beginning and end.
 
     Every method waits while the client does not read, without a limit of its own.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
-        """`headers`: of every answer, beside its own."""
+        """Store `send`; `headers` are part of every answer."""
         self._send = send
         self._headers = headers
         self.has_begun = False
         self.has_ended = False
 
     def send_by(self, wrap: Callable[[Send], Send]) -> None:
-        """The answer passes through `wrap` from now on: before it begins."""
+        """Pass the answer through `wrap` from now on; call it before the answer begins."""
         self._send = wrap(self._send)
 
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
-        """Begin a good answer (200)."""
+        """Begin a good answer (status 200)."""
         both = {**self._headers, **headers}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True
@@ -57,7 +57,7 @@ class ClientStream:
 
 
 async def relay_whole(answer: Answer, client: ClientStream, timeout_s: float) -> None:
-    """Pass an answer on that is there already.
+    """Pass on an answer that has arrived completely.
 
     Raises:
         ClientDisconnect: the client stays, and takes nothing for `timeout_s`: its place would never be free.
@@ -87,9 +87,9 @@ async def relay_stream(
     """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Args:
-        timeout_s: for each chunk, to come, and to be taken by the client.
-        times: is told when tokens come.
-        facts: gets what passes; None: nobody wants to know.
+        timeout_s: seconds for each chunk to arrive, and for the client to read it.
+        times: records when tokens pass.
+        facts: gets the events that pass, unless None.
 
     Returns:
         Number of chunks that were passed on.

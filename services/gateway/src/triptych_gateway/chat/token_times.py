@@ -1,4 +1,4 @@
-"""When the tokens of one answer pass, for the metrics."""
+"""Times at which the tokens of one answer pass, for the metrics."""
 
 import time
 
@@ -8,14 +8,14 @@ from triptych_gateway.metrics import LatencySeries
 
 
 class TokenTimes:
-    """Of one answer. What it does for each chunk must cost nothing that is seen beside the chunk's relay."""
+    """Token times of one answer. Its cost per chunk must be negligible beside the chunk's relay."""
 
     __slots__ = ("_arrived_at", "_first_at", "_form", "_inter_token_s", "_last_at", "_series", "num_tokens")
 
     def __init__(
         self, series: LatencySeries, arrived_at: float, form: ChatForm = ChatForm.COMPLETIONS
     ) -> None:
-        """`arrived_at`: of the request, monotonic seconds."""
+        """Store the series; `arrived_at` is the request's arrival in monotonic seconds."""
         self._series = series
         self._form = form
         self._inter_token_s = series.inter_token_s
@@ -25,7 +25,7 @@ class TokenTimes:
         self.num_tokens = 0
 
     def on_events(self, events: bytes) -> None:
-        """Whole events of a stream have come. Several tokens at once have no gap between them."""
+        """Record whole events of a stream. Several tokens at once have no gap between them."""
         num_tokens = num_tokens_in(events, self._form)
         if not self.num_tokens and self._form is ChatForm.COMPLETIONS:
             num_tokens -= num_roles_in(events)
@@ -43,7 +43,7 @@ class TokenTimes:
         self.num_tokens += num_tokens
 
     def on_end(self) -> None:
-        """The answer was good, and is at its end."""
+        """Record the end of a good answer."""
         if self.num_tokens > 1:
             seconds = self._last_at - self._first_at
             self._series.per_output_token_s.observe(seconds / (self.num_tokens - 1))

@@ -33,7 +33,7 @@ TOO_LONG_PHRASES = (
     "exceeds the max_model_len",
 )
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
-# vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
+# vLLM's Messages API cannot read an error in its own chat stream, and reports that with the error's end.
 _HIDDEN_START, _HIDDEN_CODE, _HIDDEN_END = "input_value={'error': {", "'code': 4", "}}, input_type="
 MAX_ERROR_BYTES = 64 << 10
 MAX_MESSAGE_CHARS = 2000  # of an error's text, cut before anything looks at it
@@ -45,7 +45,7 @@ class UnreachableError(TriptychError):
     """The instance did not take the request, or went away before it answered anything."""
 
     def __init__(self, detail: str, status: int | None = None, code: str | None = None) -> None:
-        """`status`, and `code` of its error: of the answer that refuses the request, if there was one."""
+        """Store the failure, with status and error code of the answer that refused the request, if any."""
         super().__init__(detail)
         self.status, self.code = status, code
 
@@ -60,7 +60,7 @@ class DrainingError(UnreachableError):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer that has begun well (2xx)."""
+    """Answer that has begun well (2xx)."""
 
     content_type: str
     first: bytes  # whole events when streamed, else the whole body
@@ -69,11 +69,11 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Its last event has passed."""
+        """True once the last event has passed."""
         return self._cutter.is_done
 
     def close(self) -> None:
-        """Done with it: its connection is kept if all of it was read, else aborted."""
+        """Close the answer: a connection that was read to the end is kept, others are aborted."""
         self._response.close()
 
     def __enter__(self) -> Self:
@@ -83,10 +83,10 @@ class Answer:
         self.close()
 
     async def next_events(self) -> bytes:
-        """Further whole events; b"" at the end, which may be too early (`is_done`).
+        """Return further whole events; b"" at the end, which may be too early (`is_done`).
 
         Raises:
-            UPSTREAM_ERRORS: the connection broke off, or what came is no HTTP.
+            UPSTREAM_ERRORS: the connection broke off, or the answer is no HTTP.
         """
         return await _next_events(self._response, self._cutter)
 
@@ -105,12 +105,12 @@ async def open_answer(
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 
     Args:
-        path: with a query, if there is one; None: the endpoint's.
+        path: path with its query; None: the endpoint's.
 
     Raises:
         UnreachableError: no answer has begun; another instance may be tried. In no case anything stays open.
-        BrokenOffError: likewise, and this one may have ended because of the request.
-        DrainingError: likewise, and this one is going away.
+        BrokenOffError: the same, and this one may have ended because of the request.
+        DrainingError: the same, and this one is going away.
         RequestError: prefill_decode refused the request (4xx), or failed at it (503); 413, a whole answer has
             more than `max_bytes`.
     """
@@ -160,7 +160,7 @@ async def _next_events(response: ClientResponse, cutter: EventCutter) -> bytes:
 
 
 async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
-    """The body. One that ends with its connection might as well have been cut off."""
+    """Read the body. A body that ends with its connection may have been cut off."""
     if response.content_length is None and "chunked" not in response.headers.get("Transfer-Encoding", ""):
         raise BrokenOffError("the answer has no length")
     pieces, num_bytes = list[bytes](), 0
@@ -174,7 +174,7 @@ async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 async def _code_of(response: ClientResponse) -> str | None:
-    """Of the error that it tells, if it comes at once."""
+    """Return the code of an error answer, if it arrives at once."""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
             body = await _read_some(response)
@@ -195,7 +195,7 @@ def _content_type(response: ClientResponse) -> str:
 
 
 def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> RequestError:
-    """What the caller gets of an error answer of prefill_decode."""
+    """Return the caller's error for an error answer of prefill_decode."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -205,7 +205,7 @@ def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> 
 
 
 def upstream_code(body: bytes) -> str | None:
-    """The code of an error answer, where it has one that is a text."""
+    """Return the code of an error answer if it is a text, or None."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -240,7 +240,7 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
 
 
 def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> RequestError:
-    """What the caller gets of an error object in the first event of a stream."""
+    """Return the caller's error for an error object in a stream's first event."""
     if _hides_refusal(_cut(error.get("message"), MAX_MESSAGE_CHARS)):
         return RequestError(400, "invalid_request", "the request was refused")
     code = error.get("code")
@@ -249,7 +249,7 @@ def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> Reque
 
 
 def _cut(value: Any, max_chars: int) -> Any:
-    """A text of so many characters at most; any other value as it is."""
+    """Cut a text to `max_chars`; return any other value unchanged."""
     return value[:max_chars] if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""The request for prefill_decode: metadata instead of media, and the items it will wait for.
+"""Body for prefill_decode: metadata instead of media, and the items to wait for.
 
 Or, when no encoder can be had, the whole request, for an instance that encodes itself. The part that stands
 for an item depends on the form of the chat:
@@ -35,12 +35,12 @@ Part = dict[str, Any]
 
 
 def text_body(request: ChatRequest | TextRequest) -> bytes:
-    """Body of a request without media."""
+    """Return the body of a request without media."""
     return _dump(request.body)
 
 
 def book_whole(items: Sequence[TakenItem], booking: Booking, max_body_bytes: int) -> None:
-    """Book what the files among `items` take in memory: each once as it is, and as base64 in every place.
+    """Book the memory of the files among `items`: each once raw, and as base64 in every place.
 
     Other media are bounded by the request that brought them.
 
@@ -57,7 +57,7 @@ def book_whole(items: Sequence[TakenItem], booking: Booking, max_body_bytes: int
 
 
 def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
-    """Body of a request with its raw media, for an instance that has a vision tower. Milliseconds per MB.
+    """Return the body with raw media, for an instance with a vision tower. Milliseconds per MB.
 
     Nothing in it comes from the caller's own media parts: the bytes are those that were checked, as data
     URLs. A tenant's get names that no other tenant's have.
@@ -83,7 +83,7 @@ def media_body(
     remaining_ms: int,
     flow: str = "",
 ) -> bytes:
-    """Body of a request whose media are replaced by their identity, each in its place; records go beside."""
+    """Return the body with each item replaced by its identity, and the records beside."""
     body = _replace_parts(request, items, partial(item_part, request.endpoint.chat_form))
     params = ECTransferParams(
         request_id=request_id,
@@ -124,13 +124,13 @@ def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], re
 def _replace_parts(
     request: ChatRequest, items: Sequence[TakenItem], part_for: Callable[[TakenItem], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The request's body with another part in the place of each media item that it has."""
+    """Return the request's body with another part in the place of each media item."""
     own = (item for item in items if item.part.place)
     return replace_at(request.body, ((item.part.place, part_for(item)) for item in own))
 
 
 def _data_url(item: TakenItem) -> str:
-    """vLLM goes by the bytes, not by the media type."""
+    """Return a data URL; vLLM ignores its media type and reads the bytes."""
     return f"data:application/octet-stream;base64,{b64encode_as_string(item.read_content())}"
 
 
@@ -142,7 +142,7 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 
 
 def item_part(form: ChatForm, item: TakenItem) -> Part:
-    """For an item that an encoder makes. vLLM reads exactly these keys."""
+    """Return the part for an item that an encoder makes. vLLM reads exactly these keys."""
     if form is ChatForm.COMPLETIONS:
         # No others: vLLM reads a part with a uuid by whatever media key it finds first.
         name = f"{item.part.modality}_embeds"
@@ -151,9 +151,9 @@ def item_part(form: ChatForm, item: TakenItem) -> Part:
 
 
 def raw_part(form: ChatForm, item: TakenItem, data_url: str, *, is_named: bool) -> Part:
-    """For raw media, as an instance with a vision tower takes them.
+    """Return the part for raw media, as an instance with a vision tower takes them.
 
-    `is_named`: by an id that no other tenant's has. Else vLLM names an item by its content.
+    `is_named`: give it an id of this tenant alone. Otherwise vLLM names an item by its content.
     """
     item_id = raw_item_id(item.mm_hash) if is_named else None
     if form is ChatForm.COMPLETIONS:

@@ -1,19 +1,19 @@
-"""Which requests with media encoders get, and which an instance with a vision tower encodes itself.
+"""Decisions: encoders encode a request's media, or an instance with a vision tower does.
 
 In the order of a decision; all but the first two are pure.
 
 encode_decisions     one per gateway: gathers what a decision needs; owns what is indented
-encode_override        whether a request may say it itself; pure
+encode_override        requests that may decide themselves; pure
 shared_queue           the jobs of other gateways
-local_prefixes         which prompts, up to an item, an instance has encoded itself
+local_prefixes         prompts, up to an item, that an instance has encoded itself
 instance_load          the work that this gateway has put before each instance, and the streams there
-namespace_decisions    one per namespace: decides, and learns from what came of it
+namespace_decisions    one per namespace: decides, and learns from the outcome
 decision_policy          remote or local, with a reason
-idle_ways                which way was quicker on an idle system, where both compute on the same
+idle_ways                the quicker way on an idle system, where both share compute
 prediction               the seconds that a request would wait for its first token, either way
-serving_costs            what encoding and prefill cost, as this gateway has seen it; the rows of an image
+serving_costs            measured costs of encode and prefill; rows of an image
 linear_cost                seconds as a line over an amount, from the latest observations
-held_prefixes        which conversations an instance that decodes has answered: apart from the others
-decision_figures     what a decision was made from, for the trace
-courses              what a request does at its instance, as it was predicted
+held_prefixes        conversations that a decode instance has answered; separate from the others
+decision_figures     facts behind a decision, for the trace
+courses              predicted work of a request at its instance
 """

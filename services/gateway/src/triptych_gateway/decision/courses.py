@@ -1,4 +1,4 @@
-"""Course: what a request does at its instance, as it was predicted. Pure."""
+"""Course: the predicted work of a request at its instance. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from triptych_gateway.decision.prediction import BYTES_PER_TOKEN
 
 
 class CourseKind(StrEnum):
-    """Whose work comes before the first token."""
+    """Kinds of work before the first token."""
 
     TEXT = "text"  # prefill alone
     SIZES_KNOWN = "sizes_known"  # likewise: no encode is due
@@ -17,7 +17,7 @@ class CourseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Seconds are predictions; 0 where nothing is known."""
+    """Predicted seconds of a request's work; 0 where nothing is known."""
 
     kind: CourseKind
     decided_at: float = 0.0  # monotonic seconds
@@ -31,5 +31,5 @@ class Course:
 
 
 def text_tokens(num_bytes: int) -> float:
-    """About how many tokens so many bytes of a request have."""
+    """Return the approximate number of tokens in a request of `num_bytes`."""
     return num_bytes / BYTES_PER_TOKEN

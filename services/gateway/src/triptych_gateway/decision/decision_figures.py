@@ -1,4 +1,4 @@
-"""The figures that a decision was made from, for the trace: a fixed set of names. Pure."""
+"""Figures behind a decision, for the trace: a fixed set of names. Pure."""
 
 from triptych_gateway.decision.decision_policy import DecisionFacts, EncodeDecision
 from triptych_gateway.decision.prediction import Demand, Load
@@ -11,7 +11,7 @@ def decision_figures(
     demand: Demand | None = None,
     load: Load | None = None,
 ) -> dict[str, float | int | bool]:
-    """By attribute. Those that the decision did not need are left out."""
+    """Return the figures by attribute, without those that the decision did not need."""
     found: dict[str, float | int | bool] = {}
     if facts is not None:
         found |= {

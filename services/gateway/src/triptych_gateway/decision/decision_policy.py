@@ -1,14 +1,14 @@
-"""Remote or local: who encodes a request's media. Pure; one object per namespace, for its memory.
+"""Decision policy: remote or local encode of a request's media. Pure; one object per namespace.
 
-Rules first, then the break-even: the instance encodes when that is predicted to end sooner, what it costs the
-streams there included. Two bounds keep the decision from flapping: it begins to help when it is ahead by
-`MARGIN`, and ends when it is behind. Before anything was encoded there, the prediction is taken from the
-encoders' costs, and must be ahead by `UNMEASURED_MARGIN`.
+Rules first, then the break-even: the instance encodes when that is predicted to end sooner, with the cost for
+the streams there. Two bounds keep the decision from flapping: it begins to help when it is ahead by `MARGIN`,
+and ends when it is behind. Before anything was encoded there, the prediction is taken from the encoders'
+costs, and must be ahead by `UNMEASURED_MARGIN`.
 
 Exploration: as long as no encode there was measured, a small share of requests goes there, on an idle
 instance, where that is predicted to cost little.
 
-Where the instance computes on what the encoders compute on, it adds no cores and no GPU: as soon as anything
+An instance that shares compute with the encoders adds no cores and no GPU: as soon as anything
 is under way, one encode here is one less there, and the handover is what lets both stages go on at once. So
 it helps such encoders only when all are idle, where it may save the handover (`idle_ways`).
 """
@@ -33,7 +33,7 @@ class EncodeWay(StrEnum):
 
 
 class DecisionReason(StrEnum):
-    """Why; a fixed vocabulary, for traces and metrics."""
+    """Reasons of a decision; a fixed vocabulary for traces and metrics."""
 
     TEXT_ONLY = "text_only"
     NO_TOWER = "no_tower"  # no instance of the namespace has one
@@ -57,7 +57,7 @@ class DecisionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecisionFacts:
-    """What the rules ask of one request."""
+    """Facts about one request that the rules need."""
 
     num_items: int
     num_new_items: int  # without sizes, and not in flight
@@ -86,7 +86,7 @@ class EncodeDecision:
 
 
 def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
-    """What makes the instance quicker."""
+    """Return why the instance is quicker."""
     if facts.is_covered:
         return DecisionReason.PREFIX_COVERED
     near_cost_s = prediction.remote_cost_s - prediction.transfer_s
@@ -96,7 +96,7 @@ def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
 
 
 class DecisionPolicy:
-    """Remembers whether it helps, and how much it has explored."""
+    """Policy with memory of its last decision and its exploration."""
 
     def __init__(self, mode: DecisionMode) -> None:
         self._mode = mode
@@ -106,13 +106,13 @@ class DecisionPolicy:
 
     @property
     def is_helping(self) -> bool:
-        """The last request that the break-even decided was encoded by an instance."""
+        """True if an instance encoded the last request that the break-even decided."""
         return self._is_helping
 
     def rule(self, facts: DecisionFacts, asked: DecisionMode | None = None) -> EncodeDecision | None:
-        """What needs no prediction; None: `break_even` decides.
+        """Decide by the rules, without a prediction; None leaves it to `break_even`.
 
-        `asked`: by the request, which may; it takes the place of the setting.
+        `asked` is the permitted request's own choice, which replaces the setting.
         """
         remote, local = EncodeWay.REMOTE, EncodeWay.LOCAL
         mode, forced = self._mode, DecisionReason.FORCED
@@ -141,7 +141,7 @@ class DecisionPolicy:
         return None
 
     def break_even(self, facts: DecisionFacts, prediction: Prediction | None) -> EncodeDecision:
-        """By what both ways are predicted to take."""
+        """Decide by the predicted seconds of both ways."""
         if prediction is None:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.COSTS_UNKNOWN)
         self._num_decided += 1
@@ -161,7 +161,7 @@ class DecisionPolicy:
         return EncodeDecision(EncodeWay.REMOTE, DecisionReason.BELOW_BREAK_EVEN, prediction)
 
     def _may_explore(self, facts: DecisionFacts, prediction: Prediction) -> bool:
-        """Where it cannot hurt: a stream, on an idle instance, and about as quick."""
+        """Return whether to explore: a stream, on an idle instance, predicted to be about as quick."""
         return (
             not prediction.is_local_measured
             and facts.is_stream

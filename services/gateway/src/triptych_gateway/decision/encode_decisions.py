@@ -1,4 +1,4 @@
-"""EncodeDecisions: gathers what each decision needs, hands out courses, and learns from what they came to."""
+"""EncodeDecisions: gather facts for each decision, hand out courses, and learn from their outcome."""
 
 import time
 from collections.abc import Set
@@ -43,7 +43,7 @@ MAX_NAMESPACES = 64
 
 @dataclass(frozen=True, slots=True)
 class DecidedRequest:
-    """A request's way, and where it goes first."""
+    """Decision for a request, and the instance that it goes to first."""
 
     decision: EncodeDecision
     instance: InstanceRecord
@@ -52,17 +52,17 @@ class DecidedRequest:
 
 
 class Answering:
-    """One request at one instance, from when it is sent, of which nothing is learned. `end` must follow."""
+    """Answer of one instance to a request, from which nothing is learned. `end` must follow."""
 
     def on_first_token(self, *, is_stream: bool) -> None:
-        """The answer has begun; one that is no stream has ended with it, and says nothing of its parts."""
+        """Record the beginning of the answer; one that is no stream has ended with it."""
 
     def end(self) -> None:
-        """In whatever way, at whatever time."""
+        """End the request in any way, at any time."""
 
 
 class LearnedAnswering(Answering):
-    """Counts as work before its instance, and what it took is learned."""
+    """Answer of one instance, counted as work before it and measured for later predictions."""
 
     def __init__(
         self, load: InstanceLoad, namespace: NamespaceDecisions | None, instance: str, course: Course
@@ -102,7 +102,7 @@ class LearnedAnswering(Answering):
 
 
 class EncodeDecisions:
-    """One per gateway."""
+    """Decisions of one gateway, with all that they learn from."""
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class EncodeDecisions:
         asked: DecisionMode | None = None,
         only: Set[str] | None = None,
     ) -> DecidedRequest:
-        """Whose encode `request` gets. Its wait is open; nothing was ordered for it.
+        """Decide which process encodes the media of `request`, whose wait is open and without orders.
 
         Args:
-            chosen: the instance that it goes to, if encoders encode.
-            asked: by the request.
-            only: the instances that it may go to; None: all of its namespace.
+            chosen: instance that gets it if encoders encode.
+            asked: the request's own choice.
+            only: instances that may get it; None: all of its namespace.
 
         Raises:
             RequestError: 400, it asks for what cannot be, or for media that no instance takes.
@@ -203,21 +203,21 @@ class EncodeDecisions:
         return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
 
     def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
-        """For a request that has no choice: it goes on from a response that `instance` has."""
+        """Return the fixed decision for a request that continues a response of `instance`."""
         kind = CourseKind.LOCAL if is_local else CourseKind.REMOTE
         way = EncodeWay.LOCAL if is_local else EncodeWay.REMOTE
         decision = EncodeDecision(way, DecisionReason.STORED_RESPONSE)
         return self._decided(decision, instance, Course(kind, time.monotonic()))
 
     def on_sizes(self, media_wait: MediaWait) -> None:
-        """The sizes of its items are known."""
+        """Learn from the sizes of a request's items."""
         costs = self.namespace(media_wait.namespace_digest).costs
         for item in media_wait.items:
             if item.mm_hash in media_wait.sizes and item.image is not None:
                 costs.on_sizes(_num_pixels(item), media_wait.sizes[item.mm_hash].num_embeds)
 
     def on_encoded_here(self, request: ChatRequest, media_wait: MediaWait, record: InstanceRecord) -> None:
-        """`record`'s instance has encoded the request's media, and answered."""
+        """Record that the instance of `record` encoded the request's media and answered."""
         if not self._learns:
             return
         self._prefixes.remember(request, media_wait.items, (record.instance, record.boot_id))
@@ -225,7 +225,7 @@ class EncodeDecisions:
     def begin_request(
         self, record: InstanceRecord, course: Course | None, num_prompt_bytes: int
     ) -> Answering:
-        """A request is sent to `record`'s instance. `course` None: it has no media."""
+        """Begin a request at the instance of `record`; without media, `course` is None."""
         if not self._learns:
             return Answering()
         digest = record.namespace_digest
@@ -239,7 +239,7 @@ class EncodeDecisions:
 
     # ---- encoders' messages ----------------------------------------------------------------------
     def on_encode_result(self, message: Message) -> None:
-        """To be called before `EncodeOrders` gets it: afterwards the item's sizes may be gone."""
+        """Learn from a result before `EncodeOrders` gets it: afterwards the item's sizes may be gone."""
         if not self._learns or not isinstance(message, EncodeCompleted):
             return
         item = self._orders.table.get(MmHash(message.mm_hash))
@@ -285,7 +285,7 @@ class EncodeDecisions:
         life: tuple[str, str] | None,
         only: Set[str] | None,
     ) -> InstanceRecord | None:
-        """The instance that would encode: one that has begun of this prompt, `chosen`, or another."""
+        """Return the instance that would encode: one with the prompt's beginning, `chosen`, or another."""
         able = towers_of(self._records(only), model, digest, modalities)
         if not able:
             return None
@@ -304,7 +304,7 @@ class EncodeDecisions:
         target: InstanceRecord,
         now: float,
     ) -> Load:
-        """What is with encoders already, the orders whose turns come before those of `new`, and their way."""
+        """Return the load before the request: encoders' items, orders ahead of `new`, and transfers."""
         digest, orders = media_wait.namespace_digest, self._orders.queue
         costs = self.namespace(digest).costs
         own = [
@@ -365,5 +365,5 @@ class EncodeDecisions:
 
 
 def _num_pixels(item: TakenItem) -> int:
-    """0: of no image, whose rows cannot be guessed."""
+    """Return the item's pixels; 0 without an image, whose rows cannot be estimated."""
     return 0 if item.image is None else item.image.width * item.image.height

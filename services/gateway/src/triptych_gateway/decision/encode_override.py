@@ -1,4 +1,4 @@
-"""EncodeOverride: whether a request may say whose encode it gets, by a header. Pure."""
+"""EncodeOverride: a header by which a request may choose the process that encodes it. Pure."""
 
 from typing import Literal, get_args
 
@@ -11,22 +11,22 @@ OverrideSetting = Literal["none", "operators", "all"]
 
 
 class EncodeOverride:
-    """The operator's setting."""
+    """Operator's setting of the override."""
 
     def __init__(self, allowed: OverrideSetting) -> None:
-        """`allowed`: whose requests may; `operators`: those of API keys with `operator = true`."""
+        """Store the setting; `operators` allows API keys with `operator = true`."""
         self._allowed = allowed
 
     @property
     def is_possible(self) -> bool:
-        """Some request may: one may ask for `auto`, whatever the setting is."""
+        """True if some request may override, and so choose `auto` whatever the setting is."""
         return self._allowed != "none"
 
     def read(self, value: str | None, caller: Caller) -> DecisionMode | None:
-        """What the header asks for; None: it is not there.
+        """Return the choice in the header, or None without one.
 
         Raises:
-            RequestError: 400 it asks for nothing that there is; 403 the caller may not.
+            RequestError: 400 the choice is unknown; 403 the caller may not choose.
         """
         if value is None:
             return None
@@ -41,6 +41,6 @@ class EncodeOverride:
 
 
 def cannot_encode_here() -> RequestError:
-    """`local` is asked for, and no instance can."""
-    message = f"{ENCODE_HEADER}: no instance of this model encodes these media itself"
+    """Return the error for `local` where no instance can encode."""
+    message = f"{ENCODE_HEADER}: no instance of this model can encode these media"
     return RequestError(400, "encode_override_impossible", message, ENCODE_HEADER)

@@ -1,7 +1,7 @@
-"""HeldPrefixes: which conversations, up to a message, an instance that decodes has answered. Pure.
+"""HeldPrefixes: conversations, up to a message, that a decode instance has answered. Pure.
 
 Its KV cache has their prompt then, as a rule, items included: the next turn needs no prefill elsewhere, as
-long as what is new is text. A guess: the instance refuses what it does not hold any more.
+long as what is new is text. This is a guess: the instance refuses a prompt that it does not hold any more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,19 +24,19 @@ _SHAPES_PROMPT = ("system", "tools", "chat_template", "chat_template_kwargs", "r
 
 
 class HeldPrefixes:
-    """A conversation is known by its messages so far, and by the items in them."""
+    """Conversations known by their messages so far and the items in them."""
 
     def __init__(self) -> None:
         self._lives: LRUCache[int, Life] = LRUCache(MAX_PREFIXES)
 
     def remember(self, request: ChatRequest, items: Sequence[TakenItem], life: Life) -> None:
-        """`life` has answered `request`."""
+        """Record that `life` has answered `request`."""
         *_, last = (None, *_prefixes(request, items))
         if last is not None:
             self._lives[last[0]] = life
 
     def find(self, request: ChatRequest, items: Sequence[TakenItem]) -> Life | None:
-        """Who has answered all of the conversation but some text at its end. None: it is not known."""
+        """Return the instance that answered all of the conversation but some text at its end, or None."""
         if not self._lives:
             return None
         found: Life | None = None
@@ -53,7 +53,7 @@ class HeldPrefixes:
 
 
 def _prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Iterator[tuple[int, int, bool]]:
-    """Of each message: a number that stands for all up to its end, its own bytes, whether it has items."""
+    """Yield for each message a hash of the conversation up to its end, its bytes, whether it has items."""
     body: Mapping[str, Any] = request.body
     messages = body.get(_MESSAGES)
     if not isinstance(messages, list):

@@ -1,11 +1,11 @@
-"""IdleWays: which way gives the first token sooner when nothing else is under way, as it was seen. Pure.
+"""IdleWays: the way with the sooner first token on an idle system, as measured. Pure.
 
-Where an instance computes on what the encoders compute on, both ways take about the same, and what encodes
-cost under load says nothing of an idle system. So each way is measured as a whole: seconds from the decision
-to the first token, without those of the text, over the rows of the request. Both are tried first, in turn,
-and the first of these trials do not count: an engine's first encodes are slow. Later the way that is not
-chosen is tried now and then, since few trials say little, and a machine may change; the slower it was, the
-less often. Nothing is gained by keeping to a way, so there is no margin: the quicker one is chosen.
+With shared compute both ways take about the same, and costs of encodes under load do not apply to an idle
+system. So each way is measured as a whole: seconds from the decision to the first token, without those of the
+text, over the rows of the request. Both are tried first, in turn, and the first of these trials do not count:
+an engine's first encodes are slow. Later the way that is not chosen is tried now and then, since few trials
+prove little, and a machine may change; the slower it was, the less often. Nothing is gained by keeping to a
+way, so there is no margin: the quicker one is chosen.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class IdleChoice:
 
 
 class IdleWays:
-    """`now`: monotonic seconds."""
+    """Measurements of both ways; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._costs = {way: LinearCost(MAX_AGE_S) for way in EncodeWay}
@@ -41,11 +41,11 @@ class IdleWays:
     def choose(
         self, num_rows: float, now: float, *, local_share: float = 1.0, may_try: bool = True
     ) -> IdleChoice:
-        """The quicker way, or a trial.
+        """Return the quicker way, or a trial.
 
         Args:
-            local_share: of the rows, that an instance has not encoded before.
-            may_try: whether its first token will be seen.
+            local_share: share of the rows that an instance has not encoded before.
+            may_try: True if its first token will be seen.
         """
         self._forget_old(now)
         if may_try and (first := self._first_trial()) is not None:
@@ -75,14 +75,14 @@ class IdleWays:
         return IdleChoice(quicker)
 
     def observe(self, way: EncodeWay, num_rows: float, seconds: float, now: float) -> None:
-        """A request that came to an idle system, and that nothing disturbed."""
+        """Record an undisturbed request on an idle system."""
         self._num_seen[way] += 1
         self._seen_at[way] = now
         if self._num_seen[way] > NUM_COLD:
             self._costs[way].observe(num_rows, max(seconds, 0.0), now)
 
     def _forget_old(self, now: float) -> None:
-        """A way that was not seen for so long is tried again, as at first; its engine is no longer cold."""
+        """Forget a way that was not seen for long: it is tried again as at first, with a warm engine."""
         for way in EncodeWay:
             if self._num_seen[way] > NUM_COLD and now - self._seen_at[way] > MAX_AGE_S:
                 self._num_seen[way], self._num_tried[way] = NUM_COLD, 0

@@ -1,7 +1,7 @@
-"""InstanceLoad: the work that this gateway has put before each instance, and the streams there. Pure.
+"""InstanceLoad: the work that this gateway has put before each instance, and its streams. Pure.
 
 A piece of work is what one request needs of its instance until its first token. It is due at once, or when
-encoders will have made its items; an instance takes what is due one after the other.
+encoders will have made its items; an instance takes due work one after the other.
 """
 
 from collections import Counter, defaultdict
@@ -13,12 +13,12 @@ WorkId = int
 
 @dataclass(frozen=True, slots=True)
 class WorkAhead:
-    """What one instance has before it: (seconds until it is due, seconds that it takes), as they are due."""
+    """Work before one instance: (seconds until it is due, seconds that it takes), in order of due time."""
 
     pieces: tuple[tuple[float, float], ...] = ()
 
     def busy_s(self, in_s: float = 0.0) -> float:
-        """How long work that is due in `in_s` waits for what is due before it."""
+        """Return how long work that is due in `in_s` waits for earlier work."""
         free_at = 0.0
         for due_s, work_s in self.pieces:
             if due_s > in_s:
@@ -27,7 +27,7 @@ class WorkAhead:
         return max(0.0, free_at - in_s)
 
     def delay_s(self, work_s: float) -> float:
-        """By how much all pieces together end later, if `work_s` is taken behind those that are due now."""
+        """Return the total delay of all pieces if `work_s` is inserted behind those that are due now."""
         free_at, delayed_until, total_s = 0.0, 0.0, 0.0
         is_in = False
         for due_s, piece_s in self.pieces:
@@ -41,7 +41,7 @@ class WorkAhead:
 
     @property
     def num_due(self) -> int:
-        """Requests that wait for it now, or are served."""
+        """Number of requests that wait for the instance now or are served."""
         return sum(due_s <= 0 for due_s, _ in self.pieces)
 
 
@@ -53,7 +53,7 @@ class _Instance:
 
 
 class InstanceLoad:
-    """`now`: monotonic seconds."""
+    """Work before all instances; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._instances: defaultdict[str, _Instance] = defaultdict(_Instance)
@@ -72,7 +72,7 @@ class InstanceLoad:
         return WorkAhead(tuple(pieces))
 
     def num_streams(self, instance: str) -> int:
-        """Answers that are on their way, token by token."""
+        """Return the number of answers under way, token by token."""
         return self._num_streams[instance]
 
     def is_idle(self, instance: str) -> bool:
@@ -80,19 +80,19 @@ class InstanceLoad:
         return (known is None or not known.works) and not self._num_streams[instance]
 
     def total_work_s(self, instance: str) -> float:
-        """All work that was ever put before it: the difference of two moments is what came in between."""
+        """Return all work ever put before the instance; a difference of two calls is the work between."""
         known = self._instances.get(instance)
         return 0.0 if known is None else known.total_s
 
     def begin_work(self, instance: str, due_at: float, work_s: float) -> WorkId:
-        """A request was sent. `end_work` must follow."""
+        """Record a request that was sent. `end_work` must follow."""
         known, work_id = self._instances[instance], next(self._ids)
         known.works[work_id] = (due_at, work_s)
         known.total_s += work_s
         return work_id
 
     def end_work(self, instance: str, work_id: WorkId, now: float) -> None:
-        """Its first token is there, or it has ended without one."""
+        """Record the first token of the work, or its end without one."""
         known = self._instances[instance]
         known.works.pop(work_id, None)
         known.ended_at = now
@@ -106,7 +106,7 @@ class InstanceLoad:
             del self._num_streams[instance]
 
     def forget_all_but(self, alive: set[str]) -> None:
-        """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
+        """Drop facts about instances that left the registry, once nothing of theirs runs."""
         for instance in self._instances.keys() - alive:
             if not self._instances[instance].works:
                 del self._instances[instance]

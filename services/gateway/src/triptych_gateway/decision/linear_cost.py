@@ -12,15 +12,15 @@ FADE = 0.95
 MIN_OBSERVATIONS = 3  # fewer are no estimate
 MAX_AGE_S = 600.0  # without an observation, after which the estimate is forgotten
 MAX_SECONDS = 3600.0  # of one observation; also bounds what a peer may report
-SMALLEST_AMOUNT = 1e-6  # below it all amounts are none
+SMALLEST_AMOUNT = 1e-6  # smaller amounts count as none
 LEAST_AMOUNT = 1.0  # smaller ones count no more than this
-OUTLIER = 5.0  # times the estimate; what is beyond counts as that
+OUTLIER = 5.0  # times the estimate; larger observations count as that
 MIN_SPREAD = 0.05  # of the amounts, relative: with less of it, the line goes through the origin
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`base_s` seconds whatever the amount is, and `per_unit_s` for each unit. Neither is negative."""
+    """Line of `base_s` seconds and `per_unit_s` for each unit. Neither is negative."""
 
     base_s: float
     per_unit_s: float
@@ -30,7 +30,7 @@ class Line:
 
 
 class LinearCost:
-    """`now`: monotonic seconds."""
+    """Estimator of a line; `now` is in monotonic seconds."""
 
     def __init__(self, max_age_s: float = MAX_AGE_S) -> None:
         self._max_age_s = max_age_s
@@ -42,7 +42,7 @@ class LinearCost:
         self._seen_at = float("-inf")
 
     def observe(self, amount: float, seconds: float, now: float) -> None:
-        """One observation. What is not finite or negative is ignored."""
+        """Record one observation. Infinite, undefined and negative ones are ignored."""
         if not (math.isfinite(amount) and math.isfinite(seconds)) or amount < 0 or seconds < 0:
             return
         if now - self._seen_at > self._max_age_s:
@@ -61,7 +61,7 @@ class LinearCost:
         self._seen_at = now
 
     def line(self, now: float) -> Line | None:
-        """The estimate; None: too few observations, or none for a long time."""
+        """Return the estimate; None with too few observations, or none for a long time."""
         if self._num < MIN_OBSERVATIONS or now - self._seen_at > self._max_age_s:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight

@@ -1,4 +1,4 @@
-"""LocalPrefixes: which prompts, up to an item, an instance has encoded itself. Pure.
+"""LocalPrefixes: prompts, up to an item, that an instance has encoded itself. Pure.
 
 Its prefix cache has their tokens then, as a rule: the next turn of a conversation costs nothing there, and a
 new encode at the encoders, which name the item otherwise.
@@ -21,16 +21,14 @@ Life = tuple[str, str]  # (instance, boot id)
 
 
 class LocalPrefixes:
-    """A prompt is known by its bytes up to the item's place, and by the items in it."""
+    """Prompts known by their bytes up to an item's place and the items before it."""
 
     def __init__(self) -> None:
         self._lives: LRUCache[tuple[MmHash, int], Life] = LRUCache(MAX_PREFIXES)
-        self._items: Counter[MmHash] = (
-            Counter()
-        )  # likewise bounded: by the rows above, now and then counted anew
+        self._items: Counter[MmHash] = Counter()  # bounded by the rows above, recounted now and then
 
     def remember(self, request: ChatRequest, items: Sequence[TakenItem], life: Life) -> None:
-        """`life` has answered `request`, whose media it encoded."""
+        """Record that `life` has answered `request`, whose media it encoded."""
         for item, prefix in zip(items, _prefixes(request, items), strict=True):
             self._lives[item.mm_hash, prefix] = life
             self._items[item.mm_hash] += 1
@@ -38,7 +36,7 @@ class LocalPrefixes:
             self._items = Counter(mm_hash for mm_hash, _ in self._lives)
 
     def find(self, request: ChatRequest, items: Sequence[TakenItem]) -> tuple[Life, int] | None:
-        """Who encoded the prompt's first items, and how many of them. None: they are new."""
+        """Return the instance that encoded the prompt's first items, and their number, or None."""
         if not items or items[0].mm_hash not in self._items:
             return None
         found: Life | None = None
@@ -52,7 +50,7 @@ class LocalPrefixes:
 
 
 def _prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Iterator[int]:
-    """Of each item, in the prompt's order: a number that stands for all that comes before it."""
+    """Yield for each item, in the prompt's order, a hash of all before it."""
     done, before = 0, hash(request.tenant_salt)
     for item in items:
         messages, *within = lists_before(request.body, item.part.place)

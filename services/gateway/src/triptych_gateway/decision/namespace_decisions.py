@@ -1,4 +1,4 @@
-"""NamespaceDecisions: the costs and the policy of one namespace. Pure: the simulation drives it as it is."""
+"""NamespaceDecisions: costs and policy of one namespace. Pure: the simulation uses it unchanged."""
 
 from triptych_gateway.decision.courses import Course, CourseKind
 from triptych_gateway.decision.decision_policy import (
@@ -18,7 +18,7 @@ MAX_DISTURBED = 0.1  # part of a wait that others' work may be, where the wait i
 
 
 class NamespaceDecisions:
-    """`now`: monotonic seconds."""
+    """Decisions of one namespace; `now` is in monotonic seconds."""
 
     def __init__(self, mode: DecisionMode) -> None:
         self.costs = ServingCosts()
@@ -26,7 +26,7 @@ class NamespaceDecisions:
         self._idle_ways = IdleWays()
 
     def decide(self, facts: DecisionFacts, load: Load, demand: Demand, now: float) -> EncodeDecision:
-        """Where no rule has decided."""
+        """Decide where no rule has decided."""
         prediction = predict(self.costs.costs(now), load, demand)
         if prediction is not None and facts.shares_compute and facts.is_idle and prediction.queue_s == 0:
             return self._decide_alone(facts, prediction, demand, now)
@@ -35,7 +35,7 @@ class NamespaceDecisions:
     def _decide_alone(
         self, facts: DecisionFacts, prediction: Prediction, demand: Demand, now: float
     ) -> EncodeDecision:
-        """Nothing else is under way, and both ways compute on the same: what each took then decides."""
+        """Decide on an idle system with shared compute, by the measured times of both ways."""
         new_rows = demand.num_rows - demand.num_rows_here
         local_share = new_rows / demand.num_rows if demand.num_rows > 0 else 1.0
         choice = self._idle_ways.choose(
@@ -50,14 +50,14 @@ class NamespaceDecisions:
         return EncodeDecision(choice.way, reason, prediction, is_alone=True)
 
     def text_course(self, kind: CourseKind, num_text_tokens: float, now: float) -> Course:
-        """Of a request that needs no encode."""
+        """Return the course of a request that needs no encode."""
         text_s = self._text_s(num_text_tokens, now)
         return Course(
             kind, now, 0.0, num_text_tokens, text_s, 0.0, text_s, is_measured=kind is CourseKind.TEXT
         )
 
     def course(self, decision: EncodeDecision, demand: Demand, now: float) -> Course:
-        """Of a request that is encoded."""
+        """Return the course of a request that is encoded."""
         prediction, num_rows, num_tokens = decision.prediction, demand.num_rows, demand.num_text_tokens
         text_s = self._text_s(num_tokens, now)
         if decision.is_local:

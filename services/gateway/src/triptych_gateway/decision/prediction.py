@@ -1,4 +1,4 @@
-"""Seconds until a request's first token, if encoders encode its new items, and if an instance does. Pure.
+"""Prediction: seconds until a request's first token if encoders encode its new items, or an instance. Pure.
 
     remote   encoders' queue, their encode of the new items, and what is left of their way to the instance's
              store, if that is another one; meanwhile the instance computes the text; then work that is
@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it ma
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one request needs."""
+    """Demand of one request on encoders and instance."""
 
     num_items: int
     num_rows: float  # of all items
@@ -40,7 +40,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class EncoderQueue:
-    """Before a request, at all encoders of the namespace together: items that wait, or are being encoded."""
+    """Queue before a request at all encoders of the namespace: items that wait or are being encoded."""
 
     num_encoders: int
     num_items: int = 0
@@ -49,26 +49,26 @@ class EncoderQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Requests beyond those that are being served."""
+        """Number of requests beyond those that are being served."""
         return max(0, self.num_requests - self.num_encoders)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What stands before it."""
+    """Load on encoders, instance and links before a request."""
 
     queue: EncoderQueue
     ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance for a remote request
     local_ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance that would encode
     num_streams: int = 0  # there
     transfers_s: tuple[float, ...] = ()
-    """Of each new item: seconds from the encoders that would get it to the store of the remote request's
-    instance; 0 where that is their own."""
+    """Seconds per new item from its encoders to the store of the remote request's instance; 0 within one
+    store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds. What is compared is seconds and burden together."""
+    """Predicted seconds; seconds and burden together are compared."""
 
     remote_s: float
     local_s: float
@@ -83,7 +83,7 @@ class Prediction:
 
     @property
     def arrive_s(self) -> float:
-        """Until all items are where the instance needs them."""
+        """Seconds until all items are where the instance needs them."""
         return self.encode_s + self.transfer_s
 
     @property
@@ -96,7 +96,7 @@ class Prediction:
 
 
 def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
-    """None: what an encode costs is not known, or there is no encoder."""
+    """Predict both ways; None without a known cost of encodes or without an encoder."""
     encode, queue = costs.encode, load.queue
     if encode is None or queue.num_encoders <= 0:
         return None
@@ -133,7 +133,7 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
 
 
 def _queue_s(encode: Line, queue: EncoderQueue) -> float:
-    """Until the encoders are done with what they have. Those under way are half done."""
+    """Return when the encoders are done with their items; those under way count half."""
     if not queue.num_items:
         return 0.0
     all_s = encode.base_s * queue.num_items + encode.per_unit_s * queue.num_rows
@@ -142,16 +142,18 @@ def _queue_s(encode: Line, queue: EncoderQueue) -> float:
 
 
 def _spread_s(work_s: float, num_items: int, num_encoders: int) -> float:
-    """Several encoders share a request's items; none shares an item."""
+    """Return the time of work on items that several encoders share, each item undivided."""
     if num_items <= 0:
         return 0.0
     return work_s * math.ceil(num_items / num_encoders) / num_items
 
 
 def _transfer_s(transfers_s: Sequence[float], work_s: float, num_encoders: int) -> float:
-    """From the last encode to the last arrival. Transfers go one after the other, while later items are
-    encoded: the last one comes behind its own encode, and behind the other transfers since the first encode.
-    `work_s`: from the beginning of this request's first encode to the end of its last one.
+    """Return the seconds from the last encode to the last arrival.
+
+    Transfers go one after the other, while later items are encoded: the last one follows its own encode, and
+    the other transfers since the first encode. `work_s` is the time from this request's first encode to the
+    end of its last one.
     """
     if not any(transfers_s):
         return 0.0

@@ -1,4 +1,4 @@
-"""ServingCosts: what encoding and prefill cost in one namespace, as this gateway has seen it. Pure.
+"""ServingCosts: costs of encode and prefill in one namespace, as this gateway has measured them. Pure.
 
     encode        an encoder's seconds for one item, over its rows. Where several are under way at one
                   encoder, each counts from the end of the one before: the sum is the encoder's time
@@ -27,7 +27,7 @@ INSTANCE_MAX_AGE_S = 3600.0  # of what an instance takes: while it does not help
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The estimates at one moment. None: not known."""
+    """Estimates at one moment; None is not known."""
 
     encode: Line | None = None
     after_encode: Line | None = None
@@ -36,7 +36,7 @@ class Costs:
 
 
 class ServingCosts:
-    """`now`: monotonic seconds."""
+    """Measured costs of one namespace; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._encode, self._after_encode = LinearCost(), LinearCost()
@@ -54,7 +54,7 @@ class ServingCosts:
         )
 
     def on_completed(self, encoder: str, num_rows: int, encode_s: float, now: float) -> None:
-        """`encoder` has reported an item of `num_rows` that took `encode_s`."""
+        """Record that `encoder` made an item of `num_rows` in `encode_s`."""
         if not math.isfinite(encode_s):
             return
         began_at = max(now - max(encode_s, 0.0), self._ended_at.get(encoder, float("-inf")))
@@ -62,27 +62,27 @@ class ServingCosts:
         self._encode.observe(num_rows, now - began_at, now)
 
     def on_answer(self, num_rows: float, after_encode_s: float, now: float) -> None:
-        """A request that encoders served, and nobody else's work was before it."""
+        """Record an answer to a request that encoders served, with no other's work before it."""
         self._after_encode.observe(num_rows, max(after_encode_s, 0.0), now)
 
     def on_local_answer(self, num_rows: float, seconds: float, now: float) -> None:
-        """A request that an idle instance encoded itself; `seconds` without those of its text."""
+        """Record a request that an idle instance encoded itself; `seconds` without those of its text."""
         self._local.observe(num_rows, max(seconds, 0.0), now)
 
     def on_text_answer(self, num_tokens: float, seconds: float, now: float) -> None:
-        """A text that an idle instance has answered."""
+        """Record a text that an idle instance has answered."""
         self._prefill.observe(num_tokens, seconds, now)
 
     # ---- rows ------------------------------------------------------------------------------------
     def on_sizes(self, num_pixels: int, num_rows: int) -> None:
-        """An image's rows have become known."""
+        """Record the rows of an image."""
         known = self._rows.get(_size_class(num_pixels))
         rows = num_rows if known is None else ROWS_FADE * known + (1 - ROWS_FADE) * num_rows
         self._rows[_size_class(num_pixels)] = rows
         self._mean_rows = rows if not self._mean_rows else 0.9 * self._mean_rows + 0.1 * num_rows
 
     def rows_of(self, num_pixels: int) -> float:
-        """About how many rows an image has; scaled from the nearest size that was seen, 0 without any."""
+        """Return an image's estimated rows, scaled from the nearest size that was seen; 0 without any."""
         wanted = _size_class(num_pixels)
         if not self._rows:
             return 0.0
@@ -94,7 +94,7 @@ class ServingCosts:
 
     @property
     def mean_rows(self) -> float:
-        """Of an item whose image is not known."""
+        """Mean rows of an item whose image is unknown."""
         return self._mean_rows
 
 

@@ -26,17 +26,17 @@ class _Read:
 
 
 class SharedQueue:
-    """Every `READ_INTERVAL_S` at most, per namespace."""
+    """Reader of the backlogs, every `READ_INTERVAL_S` at most per namespace."""
 
     def __init__(self, read_backlog: Callable[[str], Awaitable[Backlog]]) -> None:
-        """`read_backlog`: of the namespace of a digest."""
+        """Store the reader of a namespace's backlog by digest."""
         self._read_backlog = read_backlog
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     async def num_others(self, namespace_digest: str, num_own: int) -> int:
-        """Jobs on the namespace's streams beyond `num_own`, which this gateway has published.
+        """Return the jobs on the namespace's streams beyond the `num_own` that this gateway published.
 
-        0 when Redis does not answer in time.
+        Returns 0 when Redis does not answer in time.
         """
         known = self._reads.get(namespace_digest, _Read())
         if time.monotonic() - known.at < READ_INTERVAL_S:

@@ -1,4 +1,4 @@
-"""The encode job, made from the requests that wait for its item. Pure."""
+"""Encode job, made from the requests that wait for its item. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ class OrderLimits:
     flight_check_s: float
 
     def is_inline(self, num_bytes: int) -> bool:
-        """Whether so many bytes of media travel inside their job."""
+        """Return whether media of `num_bytes` travel inside their job."""
         return num_bytes <= self.inline_media_bytes
 
     def may_retry(self, kind: FailureKind | None, num_attempts: int) -> bool:
-        """Whether another job can help an item after so many, of which the last one failed so."""
+        """Return whether to retry after `num_attempts` attempts, the last failing with `kind`."""
         return kind in RETRIED_KINDS and num_attempts < self.attempts_after(kind)
 
     def attempts_after(self, kind: FailureKind | None) -> int:
-        """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).
+        """Return the jobs that an item may cost, over all gateways, when the last failed with `kind`.
 
         Media that went away with their gateway are no fault of the item or its encoders: another gateway
         that has them may still publish.
@@ -45,7 +45,7 @@ class OrderLimits:
 
 
 def requesters_of(mm_hash: MmHash, media_waits: Sequence[MediaWait], gateway: str) -> tuple[Requester, ...]:
-    """Every place of the item in the requests of `media_waits`."""
+    """Return every place of the item in the requests of `media_waits`."""
     return tuple(
         Requester(
             request_id=media_wait.request_id,
@@ -60,17 +60,17 @@ def requesters_of(mm_hash: MmHash, media_waits: Sequence[MediaWait], gateway: st
 
 
 def remaining_s(media_waits: Sequence[MediaWait]) -> float:
-    """Seconds until none of them waits any more; a little more than 0."""
+    """Return the seconds until none of them waits any more; a little more than 0."""
     return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
 def place_of(
     mm_hash: MmHash, media_waits: Sequence[MediaWait], queue: ItemQueue, ordered_at: float
 ) -> tuple[RequestId, OrderPlace] | tuple[None, None]:
-    """Where in `queue` an order of the item stands: of the requests that wait for it, where it goes first.
+    """Return the best place in `queue` for an order of the item, among the requests that wait for it.
 
-    That is the highest class; in it the lane in which it starts earliest; in it the nearest deadline. So one
-    whose flow has little to do does not wait for all that another has ordered before.
+    That is the highest class; in it the lane in which it starts earliest; in it the nearest deadline. So an
+    order of a flow with little to do does not wait for all earlier orders of another flow.
     """
     if not media_waits:
         return None, None
@@ -111,11 +111,11 @@ def encode_job(
     num_bytes: int,
     limits: OrderLimits,
 ) -> EncodeJob:
-    """The job.
+    """Return the job of a claimed flight.
 
     Args:
-        lane: whose turn was taken for it; None: none was.
-        token: of its media in the media cache; media of few bytes are to travel with the job.
+        lane: lane whose turn was taken for it, if any.
+        token: token of its media in the media cache; small media travel with the job.
     """
     if lane is None:
         lane = min(media_waits, key=lambda each: (LEVELS[each.lane.encode_class], each.deadline)).lane

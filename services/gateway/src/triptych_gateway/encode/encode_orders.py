@@ -1,8 +1,8 @@
-"""Starts flights for this gateway's requests, handles encoders' messages, and reconciles with Redis.
+"""Orders of encodes: start flights, handle encoders' messages, and reconcile with Redis.
 
-The item table is what is needed; a step makes Redis agree with it, one at a time per item. What gets lost
-the next step mends. A step is due when something changed, and every `flight_check_s` for what is unanswered:
-a job that was lost is sent again, under its own id. A client that goes away takes no step along.
+The item table has the wanted state; a step makes Redis agree with it, one at a time per item. A lost change
+is repaired by the next step. A step is due when something changed, and every `flight_check_s` for what is
+unanswered: a job that was lost is sent again, under its own id. A client that goes away takes no step along.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LOGGED = {"job_id", "kind", "detail", "encoder"}  # of a failure
 
 
 class EncodeOrders:
-    """Owns the item table, the media waits and the flight requests.
+    """Owner of the item table, the media waits and the flight requests.
 
     `run_steps` must run, several at once; `run_checks` once. `on_encode_result` gets the results.
     """
@@ -99,7 +99,7 @@ class EncodeOrders:
                 self._queue_step(mm_hash)
 
     async def _recall_sizes(self, media_wait: MediaWait) -> None:
-        """Sizes from before: memory, then the bus (for all items at once)."""
+        """Recall sizes of earlier encodes: from memory, then from the bus for all items at once."""
         unknown = {each.mm_hash for each in self.items_of(media_wait) if each.state is ItemState.UNKNOWN}
         found = await self.sizes.find_all(media_wait.mm_hashes, unknown, self._limits.publish_timeout_s)
         for mm_hash, sizes, source in found:
@@ -108,16 +108,16 @@ class EncodeOrders:
             media_wait.note_known(mm_hash, source)
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
-        """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
+        """Return whether an item of `media_wait` has neither sizes nor a job."""
         items = self.items_of(media_wait)
         return any(not each.in_flight for each in items if each.mm_hash not in media_wait.sizes)
 
     def awaits_job(self, media_wait: MediaWait) -> bool:
-        """Whether a job is in flight for an item that `media_wait` still needs."""
+        """Return whether a job is in flight for an item that `media_wait` still needs."""
         return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self.items_of(media_wait))
 
     def namespace_of(self, item: Item) -> str | None:
-        """Of the requests that wait for `item`; None: none does."""
+        """Return the namespace of the requests that wait for `item`, or None."""
         return next((wait.namespace_digest for wait in self._waits_of(item.request_ids)), None)
 
     def order_missing(self, media_wait: MediaWait) -> None:
@@ -133,7 +133,7 @@ class EncodeOrders:
                 self._order_item(item, of_request=media_wait.request_id)
 
     def order_near(self, mm_hash: MmHash, store: str | None) -> None:
-        """Order an item that some request waits for: at those of `store`, if it has any; None: anywhere."""
+        """Order a waited-for item at the encoders of `store`, if it has any; None: anywhere."""
         if (item := self.table.get(mm_hash)) is not None:
             self._order_item(item, only_near=store)
 
@@ -150,7 +150,7 @@ class EncodeOrders:
         retry_of: FailureKind | None = None,
         only_near: str | None = None,
     ) -> None:
-        """`of_request`: which asks for it, and whose jobs are published in order."""
+        """Order an item; `of_request` is the request whose jobs are published in order."""
         job_id, waits, now = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids), time.monotonic()
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
             self.admission.begin_item(item.mm_hash, waits)
@@ -168,16 +168,16 @@ class EncodeOrders:
             media_wait.note_joined(mm_hash)
 
     def items_of(self, media_wait: MediaWait) -> list[Item]:
-        """In the order of the prompt."""
+        """Return the items in the order of the prompt."""
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
-        """In one order, whatever that of a set is: the same messages lead to the same ones."""
+        """Return the waits in a fixed order, so that the same messages lead to the same ones."""
         return [self._media_waits[each] for each in sorted(request_ids) if each in self._media_waits]
 
     # ---- messages of encoders and prefill_decodes ------------------------------------------------
     async def on_encode_result(self, message: Message) -> None:
-        """One message of `encode-results:{gateway}`. Idempotent; late and unknown ones are harmless."""
+        """Handle one message of `encode-results:{gateway}`. Idempotent; late and unknown ones are ignored."""
         if isinstance(message, EncoderCacheMetadata):
             await self._on_metadata(message)
         elif isinstance(message, EncodeCompleted):
@@ -191,7 +191,7 @@ class EncodeOrders:
             log.warning("unexpected message among encode results", type=message.TYPE)
 
     async def _on_metadata(self, message: EncoderCacheMetadata, *, is_copy: bool = False) -> None:
-        """The sizes are known; also of a job that was on its way before a request here joined it."""
+        """Record the sizes, also from a job that was under way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
         self.places.note_metadata(message, is_copy=is_copy)
@@ -241,7 +241,7 @@ class EncodeOrders:
         mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
         item = self.table.get(mm_hash)
         if media_wait is None or item is None or media_wait.request_id not in item.request_ids:
-            log.info("encode needed by a request that has ended", request_id=message.request_id)
+            log.info("encode needed: its request has ended", request_id=message.request_id)
             return
         media_wait.need_again(mm_hash)
         if not item.in_flight:
@@ -251,7 +251,7 @@ class EncodeOrders:
             self._queue_step(mm_hash, check=True)  # Redis may have lost the job
 
     def on_media_failed(self, mm_hash: MmHash, error: RequestError) -> None:
-        """The item's bytes cannot be had any more: no other job for it can help."""
+        """Fail an item whose bytes are gone: no other job for it can help."""
         item = self.table.get(mm_hash)
         if item is not None and item.job_id is not None:
             log.warning("media of a job cannot be read", job_id=item.job_id, code=error.code)
@@ -260,7 +260,7 @@ class EncodeOrders:
     def _fail_job(
         self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False
     ) -> None:
-        """The job came to nothing. It is ordered once more where that can help, unless `is_final`."""
+        """Handle a failed job: order another if that can help, unless `is_final`."""
         self._end_job(mm_hash)
         self._queue_step(mm_hash)
         waits = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
@@ -278,7 +278,7 @@ class EncodeOrders:
 
     # ---- which items a step is due for -----------------------------------------------------------
     def _queue_step(self, mm_hash: MmHash, *, check: bool = False, is_of_request: bool = False) -> None:
-        """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
+        """Queue a step for a changed item; `check` if Redis may have changed too."""
         item = self.table.get(mm_hash)
         if item is None or not item.in_flight or item.is_claimed:
             self.queue.add_item(mm_hash, is_urgent=False, check=check)
@@ -288,7 +288,7 @@ class EncodeOrders:
         self.queue.add_item(mm_hash, is_urgent=True, check=check, request=request, place=place)
 
     def _place_anew(self, mm_hash: MmHash) -> None:
-        """Other requests wait for the item now: a new order of it stands where it goes first."""
+        """Move a new order to its best place, since other requests wait for the item now."""
         held, item = self.queue.place_held(mm_hash), self.table.get(mm_hash)
         if held is None:
             return
@@ -298,7 +298,7 @@ class EncodeOrders:
             self._queue_step(mm_hash, is_of_request=True)
 
     def check_all(self) -> None:
-        """Redis may have lost something: check all that is unanswered."""
+        """Check all unanswered jobs, since Redis may have lost some."""
         in_flight = (item.mm_hash for item in self.table if item.in_flight)
         unanswered = tuple(dict.fromkeys((*self.flight_requests, *in_flight)))
         self.queue.begin_round(unanswered)
@@ -306,14 +306,14 @@ class EncodeOrders:
             self._queue_step(mm_hash, check=True)
 
     async def run_checks(self) -> None:
-        """Never returns."""
+        """Queue checks at intervals, for ever."""
         while True:
             await asyncio.sleep(self._limits.flight_check_s)
             if not self.queue.has_round:  # else more checks would only stand in the way
                 self.check_all()
 
     async def run_steps(self) -> None:
-        """Take steps, one after the other. Never returns."""
+        """Take steps, one after the other, for ever."""
         await self.queue.run_steps(self._step)
 
     # ---- one step --------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class EncodeOrders:
     async def _place_order(
         self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
     ) -> None:
-        """Claim the flight, and publish where that is for us. A first order that cannot be placed fails."""
+        """Claim the flight, and publish if this gateway owns it. A first order without a place fails."""
         job_id, is_first = item.job_id, not item.is_claimed
         try:
             async with asyncio.timeout(min(self._limits.publish_timeout_s, remaining_s(media_waits))):

@@ -1,4 +1,4 @@
-"""How long a request waits for encoders: for its sizes, and later for the tensors that it was sent without.
+"""Wait of a request for encoders: for its sizes, and later for the tensors it was sent without.
 
 It gives up, with an `EncodeUnavailableError`, when
 
@@ -6,7 +6,7 @@ It gives up, with an `EncodeUnavailableError`, when
     an item failed, all attempts used up (`MediaWait.wait_failure`)
     the deadline has passed: that of the first token, or `local_encode_after_s` where an instance has a tower
 
-What is wrong with the media themselves is another error.
+Faulty media are another error.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from triptych_gateway.routing.registry_view import RegistryView
 
 @dataclass(frozen=True, slots=True)
 class EncodeWait:
-    """One request's wait, from now on."""
+    """Wait of one request, from now on."""
 
     view: RegistryView
     orders: EncodeOrders
@@ -40,7 +40,7 @@ class EncodeWait:
 
     @property
     def has_local_encode(self) -> bool:
-        """An instance could encode the request's media itself. Media with options are for encoders alone."""
+        """True if an instance could encode the media; media with options are for encoders alone."""
         if not self.may_go_local:
             return False
         if any(item.needs_encoder for item in self.media_wait.items):
@@ -51,7 +51,7 @@ class EncodeWait:
         return has_tower(records, self.model, self.media_wait.namespace_digest, self.media_wait.modalities)
 
     async def wait_sizes(self) -> None:
-        """Order what is not known, and return when the sizes of all items are.
+        """Order items without sizes, and return when all sizes are known.
 
         Raises:
             RequestError: an item failed, or `EncodeUnavailableError`.
@@ -75,7 +75,7 @@ class EncodeWait:
             raise _too_late(media_wait.first_without_sizes) from error
 
     async def wait_given_up(self) -> None:
-        """A guard for a request that was sent without its tensors. Returns where no instance has a tower.
+        """Guard of a request sent without its tensors; returns where no instance has a tower.
 
         Raises:
             EncodeUnavailableError: an encode takes too long, or no encoder is there for it.
@@ -99,7 +99,7 @@ class EncodeWait:
                 raise _no_encoder()
 
     async def wait_left(self) -> None:
-        """A guard: for when the last encoder has ended, and another version of the model has encoders.
+        """Guard for the end of the last encoder while another version of the model has encoders.
 
         Never returns: another version may come.
 
@@ -120,18 +120,18 @@ class EncodeWait:
 
     @property
     def _give_up_at(self) -> float:
-        """Counted anew from each `EncodeNeeded`: one that comes late is no encode that takes too long."""
+        """Return the time limit, from the last `EncodeNeeded`, since a late one is no slow encode."""
         return max(self.began_at, self.media_wait.needed_at) + self.local_encode_after_s
 
     async def _wait_refresh(self, until: float) -> None:
-        """Until the registry was read again, at the latest when the time is up."""
+        """Wait until the registry has been read again, or `until`."""
         remaining_s = until - time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):
                 await self.view.wait_for_refresh()
 
     async def _wait_encoder(self) -> None:
-        """Also a guard: raises when no encoder registers in time."""
+        """Wait for an encoder; as a guard, raise when none registers in time."""
         try:
             async with asyncio.timeout(self.encoder_grace_s):
                 await self.view.wait_for_encoder(self.media_wait.namespace_digest)

@@ -1,4 +1,4 @@
-"""EncoderReturn: whether a namespace that has no encoder now had one lately, so that one may come back.
+"""EncoderReturn: check whether a namespace without an encoder had one lately, which may come back.
 
 The evidence is the key `had-encoder:{namespace_digest}`: the namespace's encoders, of whatever store, set it
 at their start and renew it with every heartbeat, and it is gone `JOBS_TTL_S` after the last of them. So it
@@ -30,14 +30,14 @@ class _Read:
 
 
 class EncoderReturn:
-    """Asked only while no encoder is registered; Redis every `READ_INTERVAL_S` at most, per namespace."""
+    """Check used while no encoder is registered; reads Redis every `READ_INTERVAL_S` per namespace."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     async def may_return(self, namespace_digest: str) -> bool:
-        """True also when Redis cannot tell: then requests wait, as for an encoder that restarts."""
+        """Return whether an encoder may come back, also if Redis does not answer: then requests wait."""
         known = self._reads.get(namespace_digest, _Read())
         if time.monotonic() - known.at < READ_INTERVAL_S:
             return known.may_return
@@ -45,7 +45,7 @@ class EncoderReturn:
             async with asyncio.timeout(READ_LIMIT_S):
                 may_return = await self._registry.had_encoder(namespace_digest)
         except (BusUnavailableError, TimeoutError) as error:
-            log.info("former encoders not known", error=repr(error))
+            log.info("recent encoders of a namespace not read", error=repr(error))
             may_return = True
         self._reads[namespace_digest] = _Read(may_return, time.monotonic())
         return may_return

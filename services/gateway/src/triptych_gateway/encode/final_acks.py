@@ -1,4 +1,4 @@
-"""The gateway's own final ack of an item, where prefill_decode will not send one.
+"""Final acks by the gateway, where prefill_decode will not send one.
 
 An encoder keeps its pin of a tensor until every (request, item) that it was made for has had its `ItemAck`.
 prefill_decode sends it as a rule, but the one that the item was announced to may never have had the
@@ -29,7 +29,7 @@ class _FinalAck:
 
 
 class FinalAcks:
-    """Gets every encoder's metadata; `run_sender` must run."""
+    """Final acks of one gateway, which gets every encoder's metadata; `run_sender` must run."""
 
     def __init__(self, bus: AsyncBus, gateway: str) -> None:
         self._bus = bus
@@ -39,7 +39,7 @@ class FinalAcks:
 
     @asynccontextmanager
     async def hold_acks(self, media_wait: MediaWait) -> AsyncIterator[None]:
-        """The request lives until the block ends; then its acks go out, unless prefill_decode sends them."""
+        """Hold the acks of a request until the block ends; then send those that prefill_decode does not."""
         self._pending[media_wait.request_id] = []
         try:
             yield
@@ -50,7 +50,7 @@ class FinalAcks:
                     self._queue_ack(final_ack)
 
     def on_metadata(self, message: EncoderCacheMetadata) -> None:
-        """An encoder makes, or has made, an item for requests of this gateway; some may have ended."""
+        """Record an item that an encoder makes for requests of this gateway, some of which may have ended."""
         for requester in message.requesters:
             if requester.gateway != self._gateway:
                 continue
@@ -62,7 +62,7 @@ class FinalAcks:
                 pending.append(final_ack)
 
     async def run_sender(self) -> None:
-        """Never returns."""
+        """Send acks from the queue, for ever."""
         while True:
             final_ack = await self._outbox.get()
             try:

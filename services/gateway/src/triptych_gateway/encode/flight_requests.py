@@ -1,4 +1,4 @@
-"""Which of this gateway's requests are registered in Redis as requesters of which item's flight.
+"""Flight requests: this gateway's requesters in each item's flight in Redis.
 
 `EncodeOrders` owns this record and decides what is sent. No message comes when Redis, a gateway or
 an encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).
@@ -32,14 +32,14 @@ EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes
 
 @dataclass
 class _Sent:
-    """The requesters of one item that Redis may know of."""
+    """Requesters of one item that Redis may have."""
 
     keys: set[RequesterKey] = field(default_factory=set)
     until: float = 0.0  # monotonic seconds; Redis drops them by itself then
 
 
 class FlightRequests:
-    """Per item what was sent to Redis, and is not known to be gone there."""
+    """Requesters of each item that were sent to Redis and may still be there."""
 
     def __init__(
         self, single_flight: SingleFlight, limits: OrderLimits, stores: EncodeStores, queue: ItemQueue
@@ -58,7 +58,7 @@ class FlightRequests:
         return iter(self._sent)
 
     def covers(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
-        """Whether all of `keys` were sent."""
+        """Return whether all of `keys` were sent."""
         sent = self._sent.get(mm_hash)
         return sent is not None and keys <= sent.keys
 
@@ -101,7 +101,7 @@ class FlightRequests:
         return whole
 
     async def read_backlog(self, namespace_digest: str) -> Backlog:
-        """What waits on the namespace's streams, together.
+        """Return the namespace's backlog over all its streams.
 
         Raises:
             BusUnavailableError
@@ -112,14 +112,14 @@ class FlightRequests:
         )
 
     async def run_room_reads(self) -> None:
-        """While orders wait for room, read how much there is. Never returns."""
+        """Read the streams' room while orders wait for it, for ever."""
         while True:
             for namespace_digest in await self._queue.wait_held_back():
                 try:
                     async with asyncio.timeout(self._limits.publish_timeout_s):
                         backlog = await self.read_backlog(namespace_digest)
                 except (BusUnavailableError, TimeoutError) as error:
-                    log.info("room on the streams of jobs not read", error=repr(error))
+                    log.info("backlog of encode jobs not read", error=repr(error))
                     continue
                 self._queue.note_stream(namespace_digest, backlog.num_jobs)
             await asyncio.sleep(READ_INTERVAL_S)
@@ -137,10 +137,10 @@ class FlightRequests:
         media_waits: list[MediaWait],
         requesters: tuple[Requester, ...],
     ) -> JobPlace | None:
-        """Publish the job of a claimed flight, where its item is needed or is had sooner.
+        """Publish the job of a claimed flight where its item is needed, or is made sooner.
 
         Returns:
-            Where; None: Redis has lost the flight since it was claimed.
+            The place; None: Redis has lost the flight since it was claimed.
 
         Raises:
             MediaReadError: the media that were to travel with the job are gone.
@@ -195,9 +195,9 @@ class FlightRequests:
         return place
 
     def predict_transfers(self, media_wait: MediaWait, mm_hashes: Set[MmHash], target: str) -> list[float]:
-        """Seconds that each of `mm_hashes` takes to the store `target` from the encoders that would get it.
+        """Return the predicted seconds of each item's transfer from its encoders to `target`.
 
-        0 for one that near encoders would get.
+        An item for near encoders takes 0.
         """
         digest = media_wait.namespace_digest
         num_own = self._queue.num_by_store(digest).copy()
@@ -222,7 +222,7 @@ class FlightRequests:
         return found
 
     async def leave_all_but(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
-        """End all waits for the item but those of `keys`. True: no request waits, and its job was dropped."""
+        """End waits but those of `keys`; return True if no request waits and its job was dropped."""
         sent = self._sent.get(mm_hash)
         if sent is None:
             return False
@@ -245,7 +245,7 @@ class FlightRequests:
 
 
 def failed_order(error: Exception, job_id: JobId | None) -> ItemFailure:
-    """Why an order could not be placed; logged."""
+    """Log why an order could not be placed, and return the failure."""
     if isinstance(error, RequestError):
         log.warning("encode job refused", job_id=job_id, code=error.code)
         return ItemFailure(None, error.message, error)
@@ -260,7 +260,7 @@ def failed_order(error: Exception, job_id: JobId | None) -> ItemFailure:
 
 
 def failure_of(claim: FlightClaim) -> ItemFailure:
-    """Of a claim that was refused: why the item will not come."""
+    """Return why the item of a refused claim will not be made."""
     if claim.failure is None:
         return ItemFailure(FailureKind.DEAD_LETTER, "the job vanished again and again")
     return ItemFailure(claim.failure.kind, claim.failure.detail)

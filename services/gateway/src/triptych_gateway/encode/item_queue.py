@@ -1,4 +1,4 @@
-"""ItemQueue: the items that a step is due for, each listed once and stepped by one task at a time."""
+"""ItemQueue: items with a step due, each listed once and stepped by one task at a time."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -19,7 +19,7 @@ FIRST_LEAD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OrderPlace:
-    """Where a new order stands: among which others it waits, and until when."""
+    """Place of a new order: its lane and deadline."""
 
     namespace_digest: str = ""
     lane: Lane = DEFAULT_LANE
@@ -39,7 +39,7 @@ class OrdersAhead:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """The new orders of one request, of one lane and one deadline."""
+    """New orders of one request, with one lane and one deadline."""
 
     place: OrderPlace
     items: OrderedDict[MmHash, OrderPlace] = field(default_factory=OrderedDict)
@@ -55,22 +55,22 @@ class _Request:
         return next(iter(self.items.values()), self.place).since
 
     def take_first(self) -> tuple[MmHash, OrderPlace]:
-        """By the prompt; of equals the one that was added first."""
+        """Take the first order in the prompt's order; of equals the one that was added first."""
         mm_hash = min(self.items, key=lambda each: self.items[each].index)
         return mm_hash, self.items.pop(mm_hash)
 
 
 @dataclass(slots=True)
 class _Again:
-    """An item that was added while a step of it was under way; once or more often."""
+    """Item that was added again while a step of it was under way."""
 
     is_urgent: bool  # the last time
     request: str | None  # the last that was given
-    place: OrderPlace | None  # likewise
+    place: OrderPlace | None  # place of its new order, if it has one
 
 
 class ItemQueue:
-    """Two queues. While Redis is away each step takes its whole timeout: no new order may wait for checks.
+    """Two queues, so that no new order waits for checks: while Redis is away each takes its timeout.
 
     New orders wait until there is room for their job (`JobWindow`), and take turns (`FairTurns`) in each
     namespace. Those of one request are stepped one after the other, so that its jobs are published in order.
@@ -80,15 +80,15 @@ class ItemQueue:
 
     def __init__(self, window: JobWindow) -> None:
         self._window = window
-        self._requests: OrderedDict[str, _Request] = OrderedDict()  # whose turn is next comes first
+        self._requests: OrderedDict[str, _Request] = OrderedDict()  # the next turn comes first
         self._request_of: dict[MmHash, str] = {}  # of new orders, until their step has ended
         # By namespace; the one that had a turn last comes last.
         self._turns: OrderedDict[str, FairTurns] = OrderedDict()
         self._others: OrderedDict[MmHash, None] = OrderedDict()
-        self._unchecked: set[MmHash] = set()  # what Redis knows of them may have changed
+        self._unchecked: set[MmHash] = set()  # items whose state in Redis may have changed
         self._busy: set[MmHash] = set()  # a step is under way
         self._again: dict[MmHash, _Again] = {}
-        self._round: set[MmHash] = set()  # that the last round of checks has not reached yet
+        self._round: set[MmHash] = set()  # items that the last round of checks has not reached yet
         self._changed = asyncio.Event()
         self._held_back = asyncio.Event()
 
@@ -112,10 +112,10 @@ class ItemQueue:
         request: str | None = None,
         place: OrderPlace | None = None,
     ) -> None:
-        """List it, at the end; an item that becomes urgent moves up, none moves down.
+        """List an item at the end; an item that becomes urgent moves up, none moves down.
 
-        `is_urgent`: it is a new order. `request`: that whose other orders it must not overtake; None: its
-        order belongs to none.
+        `is_urgent` marks a new order. `request` is the request whose other orders it must not overtake, if
+        any.
         """
         if check:
             self._unchecked.add(mm_hash)
@@ -137,9 +137,9 @@ class ItemQueue:
         self._changed.set()
 
     def withdraw_item(self, mm_hash: MmHash) -> bool:
-        """No job is needed for it any more: its new order waits for no room. False: it has none that waits.
+        """Withdraw the new order of an item that needs no job; return False if none waits.
 
-        What else a step of it may have to do is still due.
+        Other work of its step is still due.
         """
         name = self._request_of.get(mm_hash)
         if name is None or mm_hash in self._busy:
@@ -150,16 +150,16 @@ class ItemQueue:
         return True
 
     def begin_round(self, mm_hashes: Iterable[MmHash]) -> None:
-        """These are about to be added for a check. New orders that wait for room are no part of the round."""
+        """Begin a round of checks of these items, without new orders that wait for room."""
         self._round = {each for each in mm_hashes if each not in self._request_of}
 
     @property
     def has_round(self) -> bool:
-        """Some of the last round still wait for their check: Redis is slow, or away."""
+        """True while items of the last round wait for their check: Redis is slow, or away."""
         return bool(self._round)
 
     async def run_steps(self, step: Callable[..., Awaitable[None]]) -> None:
-        """Take items, and `step` each. Never returns."""
+        """Take items and `step` each, for ever."""
         while True:
             mm_hash, is_check = await self.take_item()
             try:
@@ -170,7 +170,7 @@ class ItemQueue:
                 self.finish_item(mm_hash)
 
     async def take_item(self) -> tuple[MmHash, bool]:
-        """The first item whose turn it is, and whether to check it. `finish_item` must follow.
+        """Return the first item whose turn it is, and whether to check it. `finish_item` must follow.
 
         The job of a new order counts in the window from now on.
         """
@@ -222,7 +222,7 @@ class ItemQueue:
         return mm_hash
 
     def finish_item(self, mm_hash: MmHash) -> None:
-        """Its step has ended; if it was added meanwhile it is the next one."""
+        """End an item's step; if it was added meanwhile it is next."""
         is_published = self._window.end_unpublished(mm_hash)
         self._busy.discard(mm_hash)
         name, own_place = self._request_of.pop(mm_hash, None), None
@@ -243,7 +243,7 @@ class ItemQueue:
     def _add_again(
         self, mm_hash: MmHash, again: _Again, name: str | None, own_place: OrderPlace | None
     ) -> None:
-        """A new order, which is its request's next one unless it belongs to another than before."""
+        """Add a new order, which is its request's next one unless it now belongs to another request."""
         place, request = again.place or own_place, again.request
         if request is None and place is not None and own_place is not None and place.lane == own_place.lane:
             request = name
@@ -262,52 +262,52 @@ class ItemQueue:
 
     # ---- room ------------------------------------------------------------------------------------
     def confirm_job(self, mm_hash: MmHash, store: str) -> None:
-        """The job of the item that is stepped was published here, for the encoders of `store`."""
+        """Record that the stepped item's job was published, for the encoders of `store`."""
         self._window.confirm_job(mm_hash, store)
 
     def num_by_store(self, namespace_digest: str) -> Counter[str]:
-        """Jobs that were published here and have not ended, by the store whose encoders they are for."""
+        """Return running jobs published here, by the store whose encoders they are for."""
         return self._window.num_by_store(namespace_digest)
 
     def has_job(self, mm_hash: MmHash) -> bool:
-        """The item's job was published here and has not ended, or is about to be published."""
+        """Return whether the item's job was published here and runs, or is about to be published."""
         return mm_hash in self._window
 
     def num_jobs(self, namespace_digest: str) -> int:
-        """Such jobs."""
+        """Return the number of such jobs."""
         return self._window.num_jobs(namespace_digest)
 
     def num_jobs_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Such jobs, by flow."""
+        """Return the number of such jobs by flow."""
         return self._window.num_by_flow(namespace_digest)
 
     def end_job(self, mm_hash: MmHash) -> None:
-        """The job of the item has ended."""
+        """Record the end of the item's job."""
         if self._window.end_job(mm_hash, is_followed=self._held_back.is_set()):
             self._changed.set()
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """The namespace's streams hold so many jobs, of all gateways."""
+        """Record the number of jobs on the namespace's streams, of all gateways."""
         self._window.note_stream(namespace_digest, num_jobs)
         self._changed.set()
 
     async def wait_held_back(self) -> set[str]:
-        """Return when an order waits for room: the namespaces of those that wait."""
+        """Wait until orders wait for room, and return their namespaces."""
         self._window.forget_streams()
         await self._held_back.wait()
         return {each.place.namespace_digest for each in self._requests.values()}
 
     def oldest_since(self, namespace_digest: str, lane: Lane) -> float | None:
-        """When the oldest order of the lane was ordered that still waits; None: none waits."""
+        """Return when the oldest waiting order of the lane was ordered, or None."""
         since = (each.since for each in self._of(namespace_digest) if each.place.lane == lane)
         return min(since, default=None)
 
     def oldest_of_all(self) -> float | None:
-        """Likewise, of any order."""
+        """Return when the oldest waiting order was ordered, or None."""
         return min((each.since for each in self._requests.values() if each.items), default=None)
 
     def num_held(self, namespace_digest: str) -> Counter[str]:
-        """Orders that wait, by flow."""
+        """Return the number of waiting orders by flow."""
         counts = Counter[str]()
         for request in self._of(namespace_digest):
             counts[request.place.lane.flow] += len(request.items)
@@ -319,7 +319,7 @@ class ItemQueue:
 
     # ---- turns to come ---------------------------------------------------------------------------
     def place_held(self, mm_hash: MmHash) -> tuple[str, OrderPlace] | None:
-        """The request and the place of the item's new order, until its step has ended; None: it has none."""
+        """Return request and place of the item's new order until its step has ended, or None."""
         name = self._request_of.get(mm_hash)
         if name is None:
             return None
@@ -327,12 +327,12 @@ class ItemQueue:
         return name, request.items.get(mm_hash, request.place)
 
     def lane_held(self, mm_hash: MmHash) -> Lane | None:
-        """The lane of that order."""
+        """Return the lane of the item's new order, or None."""
         name = self._request_of.get(mm_hash)
         return None if name is None else self._requests[name].place.lane
 
     def start_of(self, mm_hash: MmHash, request: str, place: OrderPlace) -> float:
-        """When an order of the item would start there by its class's clock: after what goes before it."""
+        """Return when an order at this place would start, on its class's clock, after earlier ones."""
         digest, lane = place.namespace_digest, place.lane
         known = self._requests.get(request)
         due_at = place.deadline + (FIRST_LEAD_S if known is not None and known.has_begun else 0.0)
@@ -348,11 +348,11 @@ class ItemQueue:
     def orders_ahead(
         self, namespace_digest: str, lane: Lane, deadline: float, num_orders: int
     ) -> OrdersAhead:
-        """Of so many orders of a request that comes now: what goes before the last of them.
+        """Return the orders that go before the last of `num_orders` of a request that arrives now.
 
         The orders of its lane that are due earlier. Each other flow of its class has as many turns as these
-        and its own together; a higher class `MAX_PASSED` times as many at most. What a lower class gets in
-        between is left out.
+        and its own together; a higher class `MAX_PASSED` times as many at most. Turns of lower classes in
+        between are left out.
         """
         held: dict[Lane, list[int]] = {}  # orders of each request
         num_before, num_requests = 0, 0

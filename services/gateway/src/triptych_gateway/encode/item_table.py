@@ -1,4 +1,4 @@
-"""Item table: what the gateway knows about each media item that some request waits for. Pure.
+"""Item table: state of each media item that some request waits for. Pure.
 
     UNKNOWN --order--> SIZING --metadata--> SIZED --completed--> SEALED
                           |                   |
@@ -10,8 +10,8 @@
                 SEALED --order (prefill_decode sent EncodeNeeded: evicted)--> SIZED
 
 SIZED without a job: the sizes come from a cache, nothing was asked of an encoder. One job at a time
-per item; any number of requests wait for it. Which job that is, this gateway's own or another's, is known
-once the flight is claimed (`apply_claim`). A record lives while a request waits.
+per item; any number of requests wait for it. The claim of the flight (`apply_claim`) decides whether it is
+this gateway's job or another's. A record lives while a request waits.
 """
 
 from collections.abc import Iterator
@@ -44,9 +44,9 @@ ALLOWED: dict[ItemState, frozenset[ItemState]] = {
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """Why an item will not come. `kind` None: the job could not even be published.
+    """Reason why an item will not be made; `kind` None: the job could not even be published.
 
-    `answer`: what the caller gets, where `kind` does not determine it.
+    `answer` is the caller's error where `kind` does not determine it.
     """
 
     kind: FailureKind | None
@@ -89,7 +89,7 @@ def transition(item: Item, to: ItemState) -> None:
 
 
 class ItemTable:
-    """Owns the records. Every method is one event; none does I/O."""
+    """Owner of the records. Every method is one event; none does I/O."""
 
     def __init__(self) -> None:
         self._items: dict[MmHash, Item] = {}
@@ -104,20 +104,20 @@ class ItemTable:
         return self._items.get(mm_hash)
 
     def join_item(self, mm_hash: MmHash, request_id: RequestId) -> Item:
-        """`request_id` waits for the item from now on."""
+        """Record that `request_id` waits for the item from now on."""
         item = self._items.setdefault(mm_hash, Item(mm_hash))
         item.request_ids.add(request_id)
         return item
 
     def leave_item(self, mm_hash: MmHash, request_id: RequestId) -> None:
-        """`request_id` waits no more. What becomes of its job Redis knows, where later requests ask."""
+        """Record that `request_id` waits no more. Redis keeps the job's result for later requests."""
         item = self._items.get(mm_hash)
         if item is not None:
             item.request_ids.discard(request_id)
             self._drop_if_idle(item)
 
     def recall_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """The sizes are known from an earlier encode."""
+        """Record sizes from an earlier encode."""
         item = self._items.get(mm_hash)
         if item is not None and item.sizes is None:
             item.sizes = sizes
@@ -133,7 +133,7 @@ class ItemTable:
         only_near: str | None = None,
         now: float = 0.0,
     ) -> bool:
-        """A job is about to be asked for. False: one is in flight already, ask for none."""
+        """Record a job that is about to be ordered; return False if one is in flight already."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
             return False
@@ -145,12 +145,12 @@ class ItemTable:
         return True
 
     def apply_claim(self, item: Item, job_id: JobId, attempt: int) -> None:
-        """Redis has answered which job is in flight for the item, and the how many-th it is."""
+        """Record the job that Redis has in flight for the item, and its attempt number."""
         if item.in_flight:
             item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
 
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
-        """Metadata came. They hold whichever job sent them. Returns the requests that wait."""
+        """Record sizes from metadata of any job; return the requests that wait."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
@@ -162,7 +162,7 @@ class ItemTable:
         return frozenset(item.request_ids)
 
     def seal_item(self, mm_hash: MmHash) -> frozenset[RequestId]:
-        """The tensor is in the store. Returns the requests that wait."""
+        """Record that the tensor is in the store; return the requests that wait."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
@@ -176,7 +176,7 @@ class ItemTable:
         return request_ids
 
     def fail_job(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
-        """The job produced nothing. Returns the requests that wait; none for a job that is not in flight."""
+        """Record a failed job; return the requests that wait, none for a job that is not in flight."""
         item = self._items.get(mm_hash)
         if item is None or item.job_id != job_id:
             return frozenset()

@@ -1,9 +1,8 @@
-"""JobWindow: how many jobs this gateway may have with encoders, so that the others wait here, in turns. Pure.
+"""JobWindow: bound on this gateway's jobs with encoders; further ones wait here, in turns. Pure.
 
-What is on a stream goes in the order in which it was published, so no more is published than a namespace's
-encoders can take into their hands: `num_slots` of all of them together, over the streams of all stores. The
-last of them (`num_spare`) are for flows that have no job there: such a flow need not wait for another's job
-to end.
+A stream keeps the order of publication, so a gateway publishes no more than a namespace's encoders can hold:
+`num_slots` of all of them together, over the streams of all stores. The last of them (`num_spare`) are for
+flows that have no job there: such a flow need not wait for another's job to end.
 
 Several gateways share the slots. Each may always have an equal part of them, at least one job. Beyond that it
 goes by what it last read of the streams' lengths: of the places that were free it may take an equal part, so
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.routing.encode_capacity import Capacity
 
-SLOTS_OF_NONE = 8  # where no encoder is registered: what waits for one that comes
+SLOTS_OF_NONE = 8  # without a registered encoder: jobs for one that may come
 
 
 @dataclass(slots=True)
@@ -31,22 +30,22 @@ class _Job:
     namespace_digest: str
     flow: str
     is_published: bool = False
-    store: str | None = None  # whose encoders it was published for
+    store: str | None = None  # store whose encoders it was published for
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a namespace's streams."""
+    """Number of jobs read from a namespace's streams."""
 
     num_jobs: int  # of all gateways
     num_own: int  # of them, and of those that others took the places of at once
 
 
 class JobWindow:
-    """Jobs that were published here and have not ended, or are about to be published."""
+    """Running jobs that were published here, or are about to be."""
 
     def __init__(self, capacity: Callable[[str], Capacity]) -> None:
-        """`capacity`: of the namespace of a digest."""
+        """Store the function that returns a namespace's capacity by digest."""
         self._capacity = capacity
         self._jobs: dict[MmHash, _Job] = {}
         self._by_flow: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by namespace
@@ -59,7 +58,7 @@ class JobWindow:
         return mm_hash in self._jobs
 
     def num_jobs(self, namespace_digest: str) -> int:
-        """Of this gateway."""
+        """Return the number of this gateway's jobs."""
         return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
@@ -67,7 +66,7 @@ class JobWindow:
         return self._by_flow.get(namespace_digest, Counter[str]())
 
     def has_room(self, namespace_digest: str, flow: str) -> bool:
-        """Whether a job of `flow` may be published now."""
+        """Return whether a job of `flow` may be published now."""
         capacity = self._capacity(namespace_digest)
         own = self._by_flow.get(namespace_digest, Counter[str]())
         num_places = _places(capacity, is_new=not own[flow])
@@ -84,32 +83,32 @@ class JobWindow:
         return own.total() < max(part, min(num_places, num_allowed))
 
     def begin_job(self, mm_hash: MmHash, namespace_digest: str, flow: str) -> None:
-        """A job for the item is about to be published. Idempotent."""
+        """Begin a job that is about to be published. Idempotent."""
         if mm_hash not in self._jobs:
             self._jobs[mm_hash] = _Job(namespace_digest, flow)
             self._by_flow[namespace_digest][flow] += 1
 
     def confirm_job(self, mm_hash: MmHash, store: str) -> None:
-        """It is published, for the encoders of `store`."""
+        """Record that the job is published, for the encoders of `store`."""
         if mm_hash in self._jobs:
             job = self._jobs[mm_hash]
             job.is_published, job.store = True, store
 
     def num_by_store(self, namespace_digest: str) -> Counter[str]:
-        """Jobs that were published here and have not ended."""
+        """Return running jobs published here, by store."""
         jobs = self._jobs.values()
         return Counter(
             each.store for each in jobs if each.store and each.namespace_digest == namespace_digest
         )
 
     def end_unpublished(self, mm_hash: MmHash) -> bool:
-        """The step that was to publish it has ended. True: it was published."""
+        """End the step that was to publish the job; return whether it was published."""
         if mm_hash in self._jobs and not self._jobs[mm_hash].is_published:
             self.end_job(mm_hash)
         return mm_hash in self._jobs
 
     def end_job(self, mm_hash: MmHash, *, is_followed: bool = False) -> bool:
-        """It has ended. False: there was none. `is_followed`: another job takes its place at once."""
+        """End a job; return False without one. `is_followed`: another job takes its place at once."""
         job = self._jobs.pop(mm_hash, None)
         if job is None:
             return False
@@ -124,11 +123,11 @@ class JobWindow:
         return True
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """The namespace's streams hold `num_jobs`, of all gateways: those that wait, and those in hand."""
+        """Record the jobs on the namespace's streams, waiting and in hand, of all gateways."""
         self._reads[namespace_digest] = _Read(num_jobs, self.num_jobs(namespace_digest))
 
     def forget_streams(self) -> None:
-        """What was read is old."""
+        """Forget what was read from the streams, which is old."""
         self._reads.clear()
 
 

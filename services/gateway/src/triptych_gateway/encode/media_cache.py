@@ -1,6 +1,6 @@
 """Media bytes, kept while a request needs them, and served to encoders at a secret path.
 
-Of an uploaded file nothing is kept but the way to its bytes.
+For an uploaded file only a reader of its bytes is kept.
 """
 
 import secrets
@@ -17,7 +17,7 @@ _TOKEN_BYTES = 32
 
 
 class MediaReadError(Exception):
-    """The media of a job cannot be had; `error` is what the requests that wait for it are told."""
+    """The media of a job cannot be read; `error` is for the requests that wait for it."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
@@ -26,7 +26,7 @@ class MediaReadError(Exception):
 
 @dataclass(eq=False, slots=True)
 class MediaSlot:
-    """One item's bytes: those of each request that holds it, as a file of one may be deleted."""
+    """Bytes of one item per request that holds it, since one request's file may be deleted."""
 
     mm_hash: MmHash
     token: str
@@ -34,14 +34,14 @@ class MediaSlot:
 
     @property
     def num_bytes(self) -> int:
-        """The same for all who hold it."""
+        """Number of bytes, the same for all holders."""
         return next(
             (each.num_bytes if isinstance(each, KnownFile) else len(each) for each in self.contents.values()),
             0,
         )
 
     async def fetch(self) -> bytes:
-        """Bytes that are here, else of the first file that can be read; also of requests that come meanwhile.
+        """Return kept bytes, else those of the first file that can be read.
 
         Raises:
             RequestError: 404, 503: the last file that could not be read; 404, no request holds it any more.
@@ -70,7 +70,7 @@ class MediaCache:
         self._by_token: dict[str, MediaSlot] = {}
 
     def keep_media(self, mm_hash: MmHash, content: Content, holder: RequestId) -> str:
-        """Keep `content` until `holder` lets go. Returns its token."""
+        """Keep `content` until `holder` releases it; return its token."""
         slot = self._slots.get(mm_hash)
         if slot is None:
             slot = MediaSlot(mm_hash, secrets.token_urlsafe(_TOKEN_BYTES))
@@ -80,7 +80,7 @@ class MediaCache:
         return slot.token
 
     def release_media(self, mm_hash: MmHash, holder: RequestId) -> None:
-        """`holder` needs it no more. Harmless when it never did."""
+        """Release `holder`'s media; does nothing for others."""
         slot = self._slots.get(mm_hash)
         if slot is None:
             return
@@ -90,11 +90,11 @@ class MediaCache:
             del self._by_token[slot.token]
 
     def media_of(self, mm_hash: MmHash) -> MediaSlot | None:
-        """None when no request holds it."""
+        """Return the item's media, or None if no request holds it."""
         return self._slots.get(mm_hash)
 
     def media_by_token(self, token: str) -> MediaSlot | None:
-        """What an encoder requests by its token; None when no request holds it."""
+        """Return the media that an encoder requests by token, or None if no request holds them."""
         return self._by_token.get(token)
 
     def __len__(self) -> int:
@@ -102,5 +102,5 @@ class MediaCache:
 
 
 def media_gone() -> RequestError:
-    """404, to an encoder."""
-    return RequestError(404, "media_gone", "no living request holds this media")
+    """Return the 404 for an encoder."""
+    return RequestError(404, "media_gone", "no running request holds these media")

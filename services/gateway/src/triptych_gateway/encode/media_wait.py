@@ -1,4 +1,4 @@
-"""MediaWait: one request's wait for its media items."""
+"""MediaWait: wait of one request for its media items."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
 @dataclass(eq=False)
 class MediaWait:
-    """Filled in by EncodeOrders, awaited by the exchange that owns the request.
+    """Wait that EncodeOrders fills in and the request's exchange awaits.
 
-    Until the first chunk of the answer every item is needed. From then on prefill_decode has had them
-    all: what becomes of another request's job for one of them does not matter to this request, unless
-    prefill_decode asks for it again.
+    Until the first chunk of the answer every item is needed. After that prefill_decode has had them all:
+    another request's job for one of them does not matter to this request, unless prefill_decode asks for it
+    again.
     """
 
     request_id: RequestId
@@ -42,7 +42,7 @@ class MediaWait:
     timings: Mapping[MmHash, ItemTiming] = field(default_factory=dict)  # to be filled in, where there are any
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     entry_places: dict[MmHash, tuple[EntryPlace, ...]] = field(default_factory=dict)
-    """What the directory says of their entries, where several stores are registered."""
+    """Directory's places of the items' entries, with several registered stores."""
     target: str | None = None  # store of the instance to which it goes; None: `prefill_decode`'s, so far
     answered_by: str | None = None  # the instance whose answer went out whole
     sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it
@@ -59,22 +59,22 @@ class MediaWait:
 
     @property
     def mm_hashes(self) -> tuple[MmHash, ...]:
-        """Distinct, in the order of the prompt."""
+        """Distinct items, in the order of the prompt."""
         return tuple(dict.fromkeys(item.mm_hash for item in self.items))
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """Of its items."""
+        """Modalities of the items."""
         return frozenset(item.part.modality for item in self.items)
 
     @property
     def first_without_sizes(self) -> str | None:
-        """Where the first item stands whose sizes are not known."""
+        """Path of the first item without known sizes."""
         return next((item.part.path for item in self.items if item.mm_hash not in self.sizes), None)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all items whose sizes are known; each takes a token's place."""
+        """Rows of all items with known sizes; each takes a token's place."""
         return sum(self.sizes[item.mm_hash].num_embeds for item in self.items if item.mm_hash in self.sizes)
 
     @property
@@ -82,7 +82,7 @@ class MediaWait:
         return self._error is not None
 
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """A prompt that becomes longer than the model takes fails at once: other items need no encode."""
+        """Record sizes. A prompt that exceeds the model's length fails at once: no other encode is needed."""
         self.sizes[mm_hash] = sizes
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_sizes(sizes.num_embeds, time.monotonic())
@@ -93,27 +93,27 @@ class MediaWait:
             self._all_sized.set()
 
     def note_known(self, mm_hash: MmHash, source: ItemSource) -> None:
-        """The item's sizes are known from before."""
+        """Record that the item's sizes were known before."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_known(source)
 
     def note_joined(self, mm_hash: MmHash) -> None:
-        """The item is encoded for another request."""
+        """Record that the item is encoded for another request."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_joined(time.monotonic())
 
     def note_ordered(self, mm_hash: MmHash) -> None:
-        """An encoder is asked for the item."""
+        """Record that a job is ordered for the item."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_ordered(time.monotonic())
 
     def note_placed(self, mm_hash: MmHash, place: JobPlace) -> None:
-        """Its job is published, for the encoders of a store."""
+        """Record that its job is published, for the encoders of a store."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_placed(place.store, place.reason.value)
 
     def set_sealed(self, mm_hash: MmHash) -> None:
-        """The item's tensor is in the store."""
+        """Record that the item's tensor is in the store."""
         self.sealed_at = time.monotonic()
         self._sealed.add(mm_hash)
         if self._sealed.issuperset(self.mm_hashes):
@@ -123,22 +123,22 @@ class MediaWait:
         return mm_hash in self._needed
 
     def settle(self) -> None:
-        """The first chunk is there: the items were all used."""
+        """Record the first chunk: all items were used."""
         self._needed.clear()
         self._error = None
         self._failed.clear()
 
     def on_prefilled(self, instance: str) -> None:
-        """`instance` has made the prompt's KV cache, so its engine had all items.
+        """Record that `instance` has made the prompt's KV cache, so that its engine had all items.
 
-        It may have to be made again at another; the one that they were announced to has sent its acks then.
+        Another may have to make it again; the instance that they were announced to has sent its acks then.
         """
         if self.answered_by != self.prefill_decode:
             self.answered_by = instance
         self.settle()
 
     def need_again(self, mm_hash: MmHash) -> None:
-        """prefill_decode has reported that it lacks the item (after the first token: it had to start over).
+        """Record that prefill_decode lacks the item, having started over after the first token.
 
         A whole answer does not show its first token: all its items count as needed until its end, which
         may be long after the first deadline.
@@ -148,16 +148,16 @@ class MediaWait:
         self.deadline = max(self.deadline, self.needed_at + RENEWED_WAIT_S)
 
     def fail_item(self, mm_hash: MmHash, failure: ItemFailure) -> None:
-        """An item will not come. The first failure is the answer; one of an item in hand is none."""
+        """Fail the request for an item; the first failure is reported, those of received items ignored."""
         if self._error is None and self.needs(mm_hash):
             part = next(item.part for item in self.items if item.mm_hash == mm_hash)
             self._fail(error_for(failure, part.path, part.modality))
 
     def fail_transfer(self, mm_hash: MmHash) -> None:
-        """An item cannot be brought to the store of the request's prefill_decode."""
+        """Fail an item that cannot be brought to the store of the request's prefill_decode."""
         if self.needs(mm_hash):
             path = next(item.part.path for item in self.items if item.mm_hash == mm_hash)
-            message = f"{path} could not be brought to the instance that serves this request"
+            message = f"{path} could not be transferred to the instance that serves this request"
             self._fail(EncodeUnavailableError("transfer_failed", message, path))
 
     def _fail(self, error: RequestError) -> None:
@@ -170,27 +170,27 @@ class MediaWait:
         await self._all_sized.wait()
 
     async def wait_sealed(self) -> None:
-        """Return when all items are in the store. Bound it likewise."""
+        """Return when all items are in the store. Bound it in the same way."""
         await self._all_sealed.wait()
 
     async def wait_failure(self) -> None:
-        """A guard: raises when an item failed.
+        """Raise when an item failed, as a guard.
 
         Raises:
-            RequestError: what the caller gets.
+            RequestError: the caller's error.
         """
         while True:
             await self._failed.wait()
             self.raise_failure()  # else settled in the same moment: go on waiting
 
     def raise_failure(self) -> None:
-        """Raises the failure, if there is one."""
+        """Raise the failure, if there is one."""
         if self._error is not None:
             raise self._error
 
 
 def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestError:
-    """What the caller gets when the item at `path` failed.
+    """Return the caller's error for the failed item at `path`.
 
     `detail` of bad media is the encoder's and names the fault; other details are for the log.
     """
@@ -210,7 +210,7 @@ def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestErr
         return EncodeUnavailableError("deadline_exceeded", f"{path} could not be encoded in time", path)
     if failure.kind is None:
         return EncodeUnavailableError("bus_unavailable", failure.detail, path)
-    message = f"{path} could not be encoded; nothing is known to be wrong with it"
+    message = f"{path} could not be encoded, though it seems valid; try again"
     if failure.kind is FailureKind.DEAD_LETTER:  # it may have ended its encoders: no other engine gets it
         return unavailable("encode_failed", message, path)
     return EncodeUnavailableError("encode_failed", message, path)

@@ -36,33 +36,33 @@ class ItemSizes(BaseModel):
 
 
 class SizesCache:
-    """First this process's memory, then the bus. The bus is only a help: without it, an item is asked for."""
+    """Cache in this process's memory, then on the bus. Without the bus, an item is ordered again."""
 
     def __init__(self, shared: SharedSizes, max_items: int) -> None:
-        """`max_items`: in this process's memory."""
+        """Store the bound of items in this process's memory."""
         self._shared = shared
         self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
 
     def __len__(self) -> int:
-        """Of this process's memory."""
+        """Return the number of items in this process's memory."""
         return len(self._local)
 
     @property
     def max_items(self) -> int:
-        """Likewise."""
+        """Largest number of items in this process's memory."""
         return int(self._local.maxsize)
 
     def get_local(self, mm_hash: MmHash) -> ItemSizes | None:
         return self._local.get(mm_hash)
 
     def put_local(self, mm_hash: MmHash, sizes: ItemSizes) -> bool:
-        """Returns True when it was not known here, or otherwise: then other gateways should know as well."""
+        """Keep sizes; return True if they are new here and should be shared with other gateways."""
         is_changed = self._local.get(mm_hash) != sizes
         self._local[mm_hash] = sizes
         return is_changed
 
     async def fetch_shared(self, mm_hash: MmHash) -> ItemSizes | None:
-        """From the bus' cache; None when it is unknown, unreadable, or the bus is away."""
+        """Fetch sizes from the bus; None if unknown, unreadable, or the bus is away."""
         try:
             stored = await self._shared.get(mm_hash)
         except BusUnavailableError as error:
@@ -81,7 +81,7 @@ class SizesCache:
     async def fetch_all_shared(
         self, mm_hashes: Sequence[MmHash], timeout_s: float
     ) -> dict[MmHash, ItemSizes]:
-        """Those that are known; none of them when the bus does not answer in time."""
+        """Return the known sizes; none of them if the bus does not answer in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 found = await asyncio.gather(*map(self.fetch_shared, mm_hashes))
@@ -92,7 +92,7 @@ class SizesCache:
     async def find_all(
         self, mm_hashes: Sequence[MmHash], unknown: Collection[MmHash], timeout_s: float
     ) -> list[tuple[MmHash, ItemSizes, ItemSource]]:
-        """Those that are known, and from where. `unknown`: those that the bus may be asked for."""
+        """Return known sizes with their source; the bus is asked for those in `unknown` alone."""
         local = {each: sizes for each in mm_hashes if (sizes := self.get_local(each)) is not None}
         missing = [each for each in mm_hashes if each in unknown and each not in local]
         shared = await self.fetch_all_shared(missing, timeout_s)
@@ -102,7 +102,7 @@ class SizesCache:
         ]
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """Keep them for other gateways, and for this one after a restart."""
+        """Keep sizes for other gateways, and for this one after a restart."""
         try:
             is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
         except BusUnavailableError as error:

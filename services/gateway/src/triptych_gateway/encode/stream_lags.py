@@ -1,7 +1,7 @@
-"""StreamLags: how much waits on the streams that the gateway depends on, read from Redis for a scrape.
+"""StreamLags: entries that wait on the gateway's streams, read from Redis for a scrape.
 
-Never for a request, and once in `READ_INTERVAL_S` at most, however many scrape. While Redis does not answer
-in time there are no figures, which is what `gateway_redis_up` says.
+They are never read for a request, and at most once per `READ_INTERVAL_S`. While Redis does not answer in time
+there are no figures, and `gateway_redis_up` is 0.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from triptych_gateway.routing.registry_view import RegistryView
 READ_INTERVAL_S = 1.0
 READ_LIMIT_S = 1.0  # a scrape does not wait for a slow Redis
 MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
-MAX_STREAMS = 256  # likewise, of jobs
+MAX_STREAMS = 256  # streams of jobs that are read
 
 JobStream = tuple[str, str]  # namespace digest, store
 
 
 class StreamLags:
-    """Sets the gauges. For one event loop."""
+    """Setter of the gauges, for one event loop."""
 
     def __init__(
         self, bus: AsyncBus, view: RegistryView, gateway: str, metrics: GatewayMetrics, orders: ItemQueue
@@ -39,7 +39,7 @@ class StreamLags:
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
         self.jobs: dict[JobStream, GroupLag] = {}  # as last read; empty while Redis does not answer
-        self.oldest_job_s: dict[JobStream, float] = {}  # likewise: seconds that it is old
+        self.oldest_job_s: dict[JobStream, float] = {}  # age of the oldest job, in seconds
 
     async def measure(self) -> None:
         """Read the streams, unless that was done just now. Never raises for Redis."""
@@ -81,13 +81,13 @@ class StreamLags:
         self._metrics.dead_letters.set(num_dead)
 
     def _job_streams(self) -> list[JobStream]:
-        """Of every namespace at every store: also of one whose encoders are gone."""
+        """Return the streams of every namespace at every store, also without encoders."""
         namespaces = sorted(self._view.namespaces)[:MAX_NAMESPACES]
         stores = sorted({each.store for each in self._view.records if each.store}) or [DEFAULT_STORE]
         return list(product(namespaces, stores))[:MAX_STREAMS]
 
     async def read_in_hand(self) -> dict[str, int]:
-        """Jobs in hand, by encoder. Empty where Redis does not answer in time."""
+        """Return jobs in hand by encoder; empty if Redis does not answer in time."""
         streams = [self._bus.names.encode_jobs(*each) for each in self._job_streams()]
         try:
             async with asyncio.timeout(READ_LIMIT_S):

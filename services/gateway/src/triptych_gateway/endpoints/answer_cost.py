@@ -20,7 +20,7 @@ ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def num_prompts(body: Mapping[str, Any]) -> int:
-    """Texts, lists of token ids, or chats: each is answered."""
+    """Return the number of prompts, each answered: texts, lists of token ids, or chats."""
     for name in ("prompt", "messages"):
         inputs = body.get(name)
         if isinstance(inputs, list) and inputs and isinstance(inputs[0], str | list):
@@ -29,14 +29,14 @@ def num_prompts(body: Mapping[str, Any]) -> int:
 
 
 def count_of(body: Mapping[str, Any], name: str) -> int | None:
-    """The positive whole number of a field; None: it has none, and vLLM refuses it where it must have one."""
+    """Return the positive whole number of a field; None for any other value, which vLLM checks."""
     number = body.get(name)
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCost:
-    """Estimated from a body before it is served."""
+    """Cost of answers, estimated from a body before it is served."""
 
     num_choices: int  # of all prompts
     tokens_each: int  # of one choice
@@ -49,7 +49,7 @@ class AnswerCost:
 
     @classmethod
     def of(cls, body: Mapping[str, Any], num_prompt_bytes: int) -> Self:
-        """The cost of `body`, as sent, whose fields are of any kind."""
+        """Return the cost of `body` as sent, whose fields may have any type."""
         prompts = num_prompts(body)
         choices = max(_count_of(body, "n"), _count_of(body, "best_of"), 1)
         named = max(_count_of(body, name) for name in ANSWER_FIELDS)
@@ -76,7 +76,7 @@ class AnswerCost:
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens of all choices together, at most."""
+        """Largest number of tokens of all choices together."""
         return self.tokens_each * self.num_choices
 
     @property
@@ -84,7 +84,7 @@ class AnswerCost:
         return self._logprobs(self.prompt_tokens, self.num_answer_tokens)
 
     def extra_tokens(self, prompt_tokens: int, answer_tokens: int) -> int:
-        """Tokens that the log probabilities of so many tokens of prompts and answers cost."""
+        """Return the tokens charged for log probabilities of these prompt and answer tokens."""
         return self._logprobs(prompt_tokens, answer_tokens) // LOGPROBS_PER_TOKEN
 
     def _logprobs(self, prompt_tokens: int, answer_tokens: int) -> int:
@@ -97,7 +97,7 @@ def _count_of(body: Mapping[str, Any], name: str) -> int:
 
 
 def _logprobs_of(body: Mapping[str, Any], name: str) -> int:
-    """Log probabilities of each token, its own included; 0: none is asked for."""
+    """Return the log probabilities of each token with its own; 0 if none is requested."""
     value = body.get(name)
     if isinstance(value, bool):
         return int(value)

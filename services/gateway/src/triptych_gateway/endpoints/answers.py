@@ -1,4 +1,4 @@
-"""What the gateway itself answers, as the API's description shows it."""
+"""Answers of the gateway itself, as the API's description shows them."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ErrorFields(BaseModel):
-    """What is wrong: `param` names the faulty part, `code` is stable, `message` is for people."""
+    """Error object: `param` names the faulty part, `code` is stable, `message` is for people."""
 
     message: str
     type: str
@@ -15,34 +15,34 @@ class ErrorFields(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer that is not a success."""
+    """Answer that is not a success."""
 
     error: ErrorFields
 
 
 class MessagesErrorFields(BaseModel):
-    """What is wrong, as Anthropic's API has it."""
+    """Error object in the format of Anthropic's API."""
 
     type: str
     message: str
 
 
 class MessagesErrorAnswer(BaseModel):
-    """Every answer of the Messages API that is not a success."""
+    """Answer of the Messages API that is not a success."""
 
     type: Literal["error"]
     error: MessagesErrorFields
 
 
 class StreamedEvent(BaseModel):
-    """Each event of a stream; `event` is `message` where the stream does not name it."""
+    """Event of a stream; `event` is `message` where the stream does not name it."""
 
     event: str
     data: str
 
 
 class ModelCard(BaseModel):
-    """A model that is served, or a LoRA adapter of one."""
+    """Model that is served, or a LoRA adapter of one."""
 
     id: str
     object: Literal["model"]
@@ -52,20 +52,20 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """List of the models that are served."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class VersionAnswer(BaseModel):
-    """Of the gateway."""
+    """Version of the gateway's package."""
 
     version: str
 
 
 class FileObject(BaseModel):
-    """An uploaded file."""
+    """Uploaded file in OpenAI's format."""
 
     id: str
     object: Literal["file"]
@@ -78,7 +78,7 @@ class FileObject(BaseModel):
 
 
 class FileList(BaseModel):
-    """A page of a key's files."""
+    """Page of an API key's uploaded files."""
 
     object: Literal["list"]
     data: list[FileObject]
@@ -88,7 +88,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """A file that is gone."""
+    """Answer to the deletion of a file."""
 
     id: str
     object: Literal["file"]
@@ -96,13 +96,13 @@ class DeletedFile(BaseModel):
 
 
 class LiveReport(BaseModel):
-    """The process runs."""
+    """Report that the process runs."""
 
     status: Literal["live"]
 
 
 class InstanceReport(BaseModel):
-    """One instance, as the registry has it."""
+    """Registry's record of one instance."""
 
     instance: str
     role: str
@@ -112,7 +112,7 @@ class InstanceReport(BaseModel):
 
 
 class ReadyReport(BaseModel):
-    """What the gateway sees."""
+    """Report of readiness, with the instances that the gateway knows."""
 
     status: Literal["ready", "not ready"]
     redis: bool

@@ -1,4 +1,4 @@
-"""The fields of bodies that the gateway reads. Unknown ones are kept for vLLM, which checks all of them."""
+"""Fields of bodies that the gateway reads. Unknown ones are kept for vLLM, which checks all of them."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictS
 
 
 class AnyChatBody(BaseModel):
-    """A chat in any form."""
+    """Fields that chats of all forms share."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -17,18 +17,18 @@ class AnyChatBody(BaseModel):
 
 
 class ChatBody(AnyChatBody):
-    """A chat completion."""
+    """Body of a chat completion request."""
 
     use_beam_search: StrictBool | None = None
     n: int | None = None
 
 
 class MessagesBody(AnyChatBody):
-    """A request of Anthropic's Messages API. `max_tokens` is vLLM's to check."""
+    """Body of Anthropic's Messages API; vLLM checks `max_tokens`."""
 
 
 class TextBody(BaseModel):
-    """Any other request that is forwarded. Without a model it is for the one that is served."""
+    """Body of any other forwarded request, without a model for the one that is served."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -39,7 +39,7 @@ class TextBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """A response. Without a model it is for the one that is served."""
+    """Body of a response, without a model for the one that is served."""
 
     model_config = ConfigDict(extra="allow")
 

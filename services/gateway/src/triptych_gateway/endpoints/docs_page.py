@@ -17,7 +17,7 @@ PAGE_HEADERS = {
 
 
 def render_page(endpoints: Iterable[Endpoint], version: str) -> str:
-    """All of `endpoints`, in sections by their tags, in the order in which these first appear."""
+    """Return the page of `endpoints`, in sections by tag, in the order of first appearance."""
     by_tag: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_tag.setdefault(endpoint.tag, []).append(endpoint)

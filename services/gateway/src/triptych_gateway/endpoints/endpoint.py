@@ -1,4 +1,4 @@
-"""One endpoint of the gateway, as the table has it. Pure data."""
+"""Endpoint of the gateway, as an entry of the table. Pure data."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _OPERATIONS = {
 
 
 class EndpointKind(StrEnum):
-    """What becomes of a request. All but LOCAL are forwarded to a prefill_decode."""
+    """Kinds of requests; all but LOCAL are forwarded to a prefill_decode."""
 
     CHAT = "chat"  # one chat, perhaps with media: these go to encoders
     RESPONSE = "response"  # likewise, in the form of OpenAI's Responses API
@@ -37,7 +37,7 @@ class EndpointKind(StrEnum):
 
 
 class ChatForm(StrEnum):
-    """How a chat is written: where its media stand, how its answer and its errors look."""
+    """Forms of chats, which differ in places of media, answers and errors."""
 
     COMPLETIONS = "completions"  # OpenAI's chat completions; also everything that is no chat
     MESSAGES = "messages"  # Anthropic's Messages API
@@ -45,7 +45,7 @@ class ChatForm(StrEnum):
 
 
 class BodyForm(StrEnum):
-    """How a body is written."""
+    """Encodings of a request's body."""
 
     NONE = "none"
     JSON = "json"
@@ -53,7 +53,7 @@ class BodyForm(StrEnum):
 
 
 class ServedBy(StrEnum):
-    """Which instances may have a request, where some of them only prefill and others only decode."""
+    """Instances that may get a request, where some only prefill and others only decode."""
 
     STAGES = "stages"  # one that does all of it; or one that prefills, then one that decodes
     ALONE = "alone"  # one that does all of it; or one that decodes, which computes a text's prompt itself
@@ -63,7 +63,7 @@ class ServedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path. What is forwarded goes to the same path of prefill_decode."""
+    """One path. Forwarded requests go to the same path of prefill_decode."""
 
     path: str
     kind: EndpointKind
@@ -92,25 +92,25 @@ class Endpoint:
 
     @property
     def is_computed(self) -> bool:
-        """By the model: a request leaves something in a cache, and takes time of the engine."""
+        """True if the model computes: a request uses the engine and leaves something in a cache."""
         return self.kind not in (EndpointKind.TOKENIZE, EndpointKind.STORED)
 
     @property
     def takes_stream_options(self) -> bool:
-        """Other streams tell their usage unasked."""
+        """True if the request must ask for a stream's usage; other streams report it unasked."""
         return self.streams and self.form is BodyForm.JSON and self.chat_form is ChatForm.COMPLETIONS
 
     @property
     def operation(self) -> str:
-        """As OpenTelemetry's conventions for generative AI call it; what they do not know, by its path."""
+        """Name of the operation by OpenTelemetry's conventions for generative AI, else by its path."""
         return _OPERATIONS.get(self.path, self.path.rpartition("/")[2])
 
     @property
     def shown_path(self) -> str:
-        """As the API's description writes it: `/v1/models/{model}`."""
+        """Path as the API's description writes it: `/v1/models/{model}`."""
         return _CONVERTER.sub("}", self.path)
 
     @property
     def parameters(self) -> list[str]:
-        """Of the path."""
+        """Names of the path's parameters."""
         return re.findall(r"{(\w+)}", self.shown_path)

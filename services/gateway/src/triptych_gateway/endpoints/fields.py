@@ -254,7 +254,7 @@ USAGE: Schema = {
 
 
 def listed(key: str, **others: Schema) -> Schema:
-    """An answer that has a list of objects under `key`."""
+    """Return the schema of an answer with a list of objects under `key`."""
     properties = {
         "id": {"type": "string"},
         "model": {"type": "string"},

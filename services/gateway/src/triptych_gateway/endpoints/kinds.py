@@ -1,4 +1,4 @@
-"""Kinds of values that fields hold, in JSON Schema, with their bounds; `fields` says which field has which.
+"""Kinds of values that fields hold, in JSON Schema, with their bounds; `fields` assigns them to fields.
 
 vLLM checks kinds too, but its unions try every member at every element: 385 kB of a wrong kind became 693,001
 error objects. So kinds and numbers are bounded here before vLLM sees them.

@@ -1,4 +1,4 @@
-"""The endpoints that the gateway answers itself."""
+"""Endpoints that the gateway answers itself."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ FILE_CONTENT = Endpoint(
 def _status(
     path: str, summary: str, answer: type[BaseModel] | Schema | None = None, answer_type: str = ""
 ) -> Endpoint:
-    """What operators and balancers ask for, without a key."""
+    """Return an endpoint that operators and balancers call without a key."""
     return Endpoint(
         path,
         EndpointKind.LOCAL,

@@ -1,4 +1,4 @@
-"""The API's description (OpenAPI 3.1), made from the table of endpoints."""
+"""OpenAPI 3.1 description of the API, made from the table of endpoints."""
 
 import re
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _REF = "#/components/schemas/{model}"
 
 
 def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """The document. `version`: of the gateway."""
+    """Return the document for this version of the gateway."""
     schemas: dict[str, Any] = {}
     errors = {
         ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),
@@ -52,13 +52,13 @@ def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
 
 
 def statuses_of(endpoint: Endpoint) -> list[int]:
-    """Of its errors."""
+    """Return the status codes of the endpoint's errors."""
     statuses = {*endpoint.error_statuses, *(FORWARDED_ERRORS if endpoint.is_forwarded else ())}
     return sorted({*statuses, *((401,) if endpoint.needs_key else ()), 500})
 
 
 def operation_id(endpoint: Endpoint, method: str) -> str:
-    """`post_v1_chat_completions`."""
+    """Return an id like `post_v1_chat_completions`."""
     return "_".join([method.lower(), *re.findall(r"\w+", endpoint.shown_path)])
 
 

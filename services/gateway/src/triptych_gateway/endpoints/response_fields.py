@@ -66,7 +66,7 @@ _PARTS: Schema = {"type": ["string", "array"], "items": _PART}
 
 
 def _kind(kind: str, /, required: tuple[str, ...], **properties: Schema) -> Schema:
-    """An object whose `type` is `kind`; what is required is text unless `properties` has it."""
+    """Return the schema of an object of type `kind`; required fields without a property are text."""
     return {
         "type": "object",
         "properties": {

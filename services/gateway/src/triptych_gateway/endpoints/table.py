@@ -1,4 +1,4 @@
-"""All endpoints of the gateway. One that is forwarded needs an entry here, and nothing else."""
+"""Table of all endpoints. A forwarded endpoint needs an entry here, and nothing else."""
 
 from dataclasses import replace
 
@@ -275,10 +275,10 @@ _FORWARDED_PATHS = frozenset(endpoint.path for endpoint in FORWARDED)
 
 
 def serves_callers(path: str) -> bool:
-    """Whether requests for `path` are what a gateway that goes away must still finish."""
+    """Return whether a draining gateway must finish requests for `path`."""
     return path.startswith("/v1/") or path in _FORWARDED_PATHS
 
 
 def chat_form_of(path: str) -> ChatForm:
-    """In whose form errors of a request for `path` are."""
+    """Return the form of errors for a request for `path`."""
     return ChatForm.MESSAGES if path in _MESSAGES_PATHS else ChatForm.COMPLETIONS

@@ -1,6 +1,6 @@
 """Media that a request names by URL, fetched from servers that are not trusted.
 
-fetcher          one item: accepted by the rules, fetched or read, with its span, its metrics, its error
+fetcher          one item: checked, fetched or read, with span, metrics and error
 rules/           which URLs, hosts and addresses are allowed; pure
 shared_downloads one download per URL and tenant, however many requests want it; owns the tasks
 attempts         which failures are tried again, and when
@@ -12,7 +12,7 @@ freshness        how long an answer may be used again, from its headers; pure
 response_cache   answers that may be used again, bounded in bytes, each for one tenant
 local_files      `file://` URLs below one root
 options          what an operator can set
-failures         why an item could not be fetched, and what its caller is told
+failures         reasons of failed fetches, and errors for callers
 
 A URL is checked when the request is taken, and again at each redirect. An address is checked when a name is
 looked up for a connection, and again when the socket is made for it: what was looked up before never counts.

@@ -1,4 +1,4 @@
-"""Which failures are tried again, and when. Pure: chance is an argument."""
+"""Retries of failed fetches: which, and when. Pure: chance is an argument."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ MAX_RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """One per gateway."""
+    """Retry policy of one gateway."""
 
     max_attempts: int
 
     def wait_s(self, num_attempts: int, error: ServerFailedError, chance: float) -> float | None:
-        """Seconds until the next attempt after `num_attempts` of them; None: there is none.
+        """Return the seconds until the next attempt after `num_attempts`; None: there is none.
 
         Args:
-            chance: from 0 to 1, so that those who failed together do not come back together.
+            chance: number from 0 to 1 that spreads the retries of attempts that failed together.
         """
         if num_attempts >= self.max_attempts:
             return None

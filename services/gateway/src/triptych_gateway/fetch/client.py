@@ -1,4 +1,4 @@
-"""The HTTP client for media: aiohttp does the HTTP, the guard is ours.
+"""HTTP client for media: aiohttp sends requests, and this module checks addresses.
 
 A socket is made for one address, and only for one that is allowed: whatever a name server, a redirect or a
 literal said before, this is what will be connected to. Each request has a connection of its own, so none
@@ -49,7 +49,7 @@ from triptych_gateway.fetch.rules.addresses import AddressRules
 from triptych_gateway.fetch.rules.urls import address_refused
 
 TRANSPORT_ERRORS = (ClientError, HttpProcessingError, OSError, ValueError)
-"""What sending a request and reading its answer may raise; `failure_of` says what each means."""
+"""Errors of sending a request and reading its answer; `failure_of` translates them."""
 
 HEADERS = {"User-Agent": "Triptych", "Accept": "*/*", "Accept-Encoding": "identity"}
 MAX_HEADERS = 100
@@ -61,9 +61,9 @@ _NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBU
 async def open_client(
     options: FetchOptions, names: AbstractResolver | None = None
 ) -> AsyncIterator[ClientSession]:
-    """One per gateway, with `names` instead of the system's.
+    """Open the client of one gateway, with `names` instead of the system's resolver.
 
-    With a proxy all connections go to it, so its own address and name are not checked; it looks up names.
+    With a proxy all connections go to it; it looks up names, and its own address is not checked.
     """
     rules = AddressRules(options.allowed_networks)
     names = SystemNames(options.connect_timeout_s) if names is None else names
@@ -97,7 +97,7 @@ async def open_client(
 
 
 def checked_socket(rules: AddressRules, info: AddrInfoType) -> socket.socket:
-    """A socket for the one address of `info`.
+    """Make a socket for the one address of `info`.
 
     Raises:
         AddressRefusedError: it is not allowed.
@@ -109,7 +109,8 @@ def checked_socket(rules: AddressRules, info: AddrInfoType) -> socket.socket:
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Checks certificates and names, by the system's authorities, else certifi's, and those of `ca_file`.
+    """Make a context that checks certificates and names, by the system's or certifi's authorities and
+    `ca_file`.
 
     Raises:
         TriptychError: `ca_file` cannot be used.
@@ -127,13 +128,13 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def _has_authorities() -> bool:
-    """Whether the system has a file of them, or a folder that is not empty."""
+    """Return whether the system has a file of authorities, or a folder that is not empty."""
     system = ssl.get_default_verify_paths()
     return bool(system.cafile) or bool(system.capath and any(Path(system.capath).iterdir()))
 
 
 def failure_of(error: BaseException) -> FetchError:
-    """What a transport's error means for the caller."""
+    """Return the caller's error for a transport's error."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, AddressRefusedError):
         return address_refused()

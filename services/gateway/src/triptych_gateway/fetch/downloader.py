@@ -1,4 +1,4 @@
-"""One URL over all its redirects to its bytes: one attempt.
+"""Download of one URL over all its redirects to its bytes: one attempt.
 
 url --rules--> fresh in the cache? --> slot --> GET --+--> 200, 304: the bytes
  ^                                                    `--> 3xx: Location --.
@@ -33,24 +33,24 @@ How = Literal["fetched", "cached", "revalidated"]
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """The bytes that a URL leads to, and how they were had."""
+    """Bytes of a URL, and their source."""
 
     content: bytes = field(repr=False)
     how: How
 
 
 class DownloadProgress(Protocol):
-    """Told how far a download is."""
+    """Receiver of a download's progress."""
 
     is_queued: bool  # it waits for a slot
 
     def grow(self, num_bytes: int) -> None:
-        """Called before so many bytes are held. May raise, or cancel the task."""
+        """Report bytes before they are held. May raise, or cancel the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Downloader:
-    """One per gateway."""
+    """Downloader of one gateway, for one attempt at a time per URL."""
 
     rules: UrlRules
     client: ClientSession
@@ -59,7 +59,7 @@ class Downloader:
     options: FetchOptions
 
     async def download(self, url: FetchUrl, tenant_salt: str, progress: DownloadProgress) -> Downloaded:
-        """One attempt. Bound it in time.
+        """Make one attempt. Bound it in time.
 
         Raises:
             FetchError: `ServerFailedError` where another attempt may succeed.
@@ -72,7 +72,7 @@ class Downloader:
         raise ServerRefusedError(f"it is redirected more than {self.options.max_redirects} times")
 
     async def _ask(self, url: FetchUrl, key: CacheKey, progress: DownloadProgress) -> Downloaded | str:
-        """The bytes, or the `Location` of a redirect."""
+        """Return the bytes, or the `Location` of a redirect."""
         cached = self.cache.find(key)
         if cached is not None and time.monotonic() < cached.fresh_until:
             progress.grow(len(cached.content))
@@ -123,7 +123,7 @@ class Downloader:
         max_bytes = self.options.max_item_bytes
         encodings = ",".join(response.headers.getall("Content-Encoding", ()))
         if encodings.strip().lower() not in ("", "identity"):
-            raise ServerRefusedError("its server sends it compressed, which was not asked for")
+            raise ServerRefusedError("its server sent it compressed without being asked")
         if (response.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)
         content = io.BytesIO()  # gives its memory away without a copy

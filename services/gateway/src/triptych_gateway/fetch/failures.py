@@ -1,4 +1,4 @@
-"""Why media could not be fetched, and what the caller is told.
+"""Reasons of failed fetches, and the errors for callers.
 
     FetchError
      ├─ MalformedUrlError       not a URL that could be fetched
@@ -23,7 +23,7 @@ from triptych_gateway.errors import unavailable
 
 
 class FetchError(TriptychError):
-    """`reason` completes the sentence `<item> cannot be fetched: …`. Callers see it."""
+    """Failure whose `reason`, which callers see, completes `<item> cannot be fetched: …`."""
 
     outcome: ClassVar[str] = "failed"  # in metrics and traces
 
@@ -33,19 +33,19 @@ class FetchError(TriptychError):
 
 
 class MalformedUrlError(FetchError):
-    """Not a URL that could be fetched."""
+    """The URL is none that could be fetched."""
 
     outcome = "refused"
 
 
 class UrlRefusedError(FetchError):
-    """A rule forbids it."""
+    """A rule forbids the URL or its address."""
 
     outcome = "refused"
 
 
 class ContentTooLargeError(FetchError):
-    """More bytes than an item may have."""
+    """The content has more bytes than an item may have."""
 
     outcome = "too_large"
 
@@ -55,7 +55,7 @@ class ServerRefusedError(FetchError):
 
 
 class ServerFailedError(FetchError):
-    """The same request may succeed. `retry_after_s`: the server asks for so much time."""
+    """A retry may succeed; `retry_after_s` is the time that the server asked for."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
@@ -63,7 +63,7 @@ class ServerFailedError(FetchError):
 
 
 class ServerStalledError(ServerFailedError):
-    """Not connected, or nothing sent, for too long."""
+    """The server was not connected, or sent nothing, for too long."""
 
     outcome = "timeout"
 
@@ -75,19 +75,19 @@ class FetchTimeoutError(FetchError):
 
 
 class FetchBusyError(FetchError):
-    """Too many other downloads until the time was over."""
+    """Too many other downloads ran until the time was over."""
 
     outcome = "busy"
 
 
 class NoResourcesError(FetchError):
-    """This machine lacks files or memory."""
+    """The machine lacks open files or memory."""
 
     outcome = "busy"
 
 
 def request_error(error: FetchError, path: str, modality: Modality) -> RequestError:
-    """What the caller gets for the item whose URL stands at `path` of its request."""
+    """Return the caller's error for the item whose URL stands at `path` of its request."""
     message = f"{path} cannot be fetched: {error.reason}"
     match error:
         case MalformedUrlError():

@@ -1,4 +1,4 @@
-"""Media that a request names by URL: accepted by the rules, then fetched, or read from below the root.
+"""Media by URL: checked by the rules, then fetched, or read from below the root.
 
 Errors leave here in the gateway's format, with the item's place in the request.
 """
@@ -34,7 +34,7 @@ SCHEMES = frozenset({"http", "https", "file"})
 
 @dataclass(frozen=True, slots=True)
 class MediaFetcher:
-    """One per gateway. `rules` and `downloads` None: no URL is fetched. `files` None: no file is read."""
+    """Fetcher of one gateway; None for rules, downloads or files turns URLs or files off."""
 
     rules: UrlRules | None
     downloads: SharedDownloads | None
@@ -44,7 +44,7 @@ class MediaFetcher:
     timeout_s: float
 
     def accept(self, text: str, path: str, modality: Modality = Modality.IMAGE) -> AcceptedUrl:
-        """The URL `text`, of one of `SCHEMES`, checked as far as that needs no network.
+        """Check the URL `text`, of one of `SCHEMES`, without the network.
 
         Raises:
             RequestError: 400 naming `path`, where the URL stands in the request.
@@ -69,10 +69,10 @@ class MediaFetcher:
         on_growth: OnGrowth,
         modality: Modality = Modality.IMAGE,
     ) -> bytes:
-        """The bytes, until `deadline` (monotonic seconds) at most.
+        """Return the bytes, waiting until `deadline` (monotonic seconds) at most.
 
         Args:
-            on_growth: called with the number of bytes before so many are held; may raise a RequestError.
+            on_growth: called with a number of bytes before they are held; may raise a RequestError.
 
         Raises:
             RequestError: naming `path`.
@@ -97,7 +97,7 @@ class MediaFetcher:
     async def _fetch(
         self, url: AcceptedUrl, tenant_salt: str, deadline: float, on_growth: OnGrowth
     ) -> tuple[bytes, str]:
-        """The bytes, and how they were had."""
+        """Return the bytes, and their source."""
         if isinstance(url, LocalFile):
             read = self._file_root().read
             content = await asyncio.get_running_loop().run_in_executor(self.threads, read, url)
@@ -122,7 +122,7 @@ async def open_fetcher(
     metrics: GatewayMetrics,
     names: AbstractResolver | None = None,
 ) -> AsyncIterator[MediaFetcher]:
-    """A fetcher whose downloads run while the block does, with `names` instead of the system's."""
+    """Open a fetcher whose downloads run while the block does, with `names` as resolver."""
     files = None if options.file_root is None else LocalFiles(options.file_root, options.max_item_bytes)
     if not options.fetches_urls:
         yield MediaFetcher(None, None, files, threads, metrics, options.timeout_s)

@@ -1,4 +1,4 @@
-"""How long an answer may be used again, from its headers (RFC 9111, the part that images need). Pure.
+"""Freshness of answers: how long they may be used again, from their headers (RFC 9111). Pure.
 
 An answer is used for the callers of one tenant, so `private` forbids to keep it, as `no-store` does. Without
 a lifetime it is asked for again each time, by its validators.
@@ -17,16 +17,16 @@ _ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Of one answer, at the time when it came."""
+    """Freshness of one answer, at its arrival."""
 
     may_keep: bool
-    fresh_s: float = 0.0  # so long it may be used without asking
+    fresh_s: float = 0.0  # seconds for which it may be used without a request
     etag: str | None = None
     last_modified: str | None = None
 
     @property
     def validators(self) -> dict[str, str]:
-        """Headers of a request that asks whether the answer still holds; none: it cannot be asked."""
+        """Headers of a request that asks whether the answer is still valid; empty without validators."""
         headers = {"If-None-Match": self.etag, "If-Modified-Since": self.last_modified}
         return {name: value for name, value in headers.items() if value is not None}
 
@@ -36,7 +36,7 @@ class Freshness:
 
 
 def freshness_of(headers: Mapping[str, str], now: float) -> Freshness:
-    """Of an answer with `headers`, names in lower case, that came at `now`, seconds since the epoch."""
+    """Return the freshness of an answer with lower-case `headers` that arrived at `now`, in Unix seconds."""
     control = headers.get("cache-control", "").lower()
     directives = {name: quoted or plain for name, quoted, plain in _DIRECTIVE.findall(control)}
     if directives.keys() & {"no-store", "private"} or "*" in headers.get("vary", ""):
@@ -50,7 +50,7 @@ def freshness_of(headers: Mapping[str, str], now: float) -> Freshness:
 
 
 def retry_after_s(text: str | None, now: float) -> float | None:
-    """Of a `Retry-After` header: seconds, or a date. None: there is none that can be read."""
+    """Return the seconds of a `Retry-After` header, a number or a date; None if it cannot be read."""
     if text is None:
         return None
     if text.strip().isdecimal():

@@ -1,7 +1,7 @@
 """`file://` URLs below one root that an operator names. No link is followed below it, and none is raced.
 
-Each part of the path is opened in the folder that was opened before it, and refused where it is a link. What
-is opened last is looked at through its own descriptor: a regular file, of bounded size.
+Each part of the path is opened in the folder that was opened before it, and refused where it is a link. The
+last one is checked through its own descriptor: a regular file, of bounded size.
 """
 
 import io
@@ -33,20 +33,20 @@ MAX_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file below the root, by the names that lead to it."""
+    """File below the root, by the names that lead to it."""
 
     names: tuple[str, ...] = field(repr=False)
 
 
 class LocalFiles:
-    """One per gateway."""
+    """Reader of files below one gateway's root."""
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root = root
         self._max_bytes = max_bytes
 
     def accept(self, text: str) -> LocalFile:
-        """The file that the URL `text` names; whether it is there is not asked.
+        """Return the file that the URL `text` names, without checking that it exists.
 
         Raises:
             MalformedUrlError: no file URL.
@@ -54,7 +54,7 @@ class LocalFiles:
         """
         found = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS else None
         if found is None or CONTROL.search(text):
-            raise MalformedUrlError("it is no URL of a file")
+            raise MalformedUrlError("it is not a file URL")
         if found["host"].lower() not in ("", "localhost"):
             raise UrlRefusedError("only files of this host are read")
         path = os.fsdecode(unquote_to_bytes(found["path"]))
@@ -67,7 +67,7 @@ class LocalFiles:
         return LocalFile(tuple(names[len(root) :]))
 
     def read(self, file: LocalFile) -> bytes:
-        """Its bytes. Call it in a thread.
+        """Return the file's bytes. Call it in a thread.
 
         Raises:
             FetchError: it cannot be read, is no regular file, or is too large.
@@ -105,5 +105,5 @@ class LocalFiles:
 
 
 def _unreadable() -> FetchError:
-    """One text for all: it does not say what is there."""
+    """Return one error for all reasons, so that a caller learns nothing about the folder."""
     return ServerRefusedError("it is no file that can be read")

@@ -1,4 +1,4 @@
-"""Host names, looked up for each connection and checked: nothing is remembered from one to the next.
+"""Host names, looked up for each connection and checked; no lookup is cached.
 
 Lookups have threads of their own: a name server that does not answer holds a thread for as long as the
 system's resolver tries, and the event loop's are needed for the names of prefill_decodes.
@@ -16,14 +16,14 @@ NUM_THREADS = 16
 
 
 class AddressRefusedError(OSError):
-    """A connection to an address that is not allowed. An OSError: aiohttp expects no other there."""
+    """Connection to a forbidden address. An OSError, since aiohttp expects no other error there."""
 
     def __init__(self) -> None:
         super().__init__("the address is not allowed")
 
 
 class SystemNames(AbstractResolver):
-    """The system's resolver."""
+    """Resolver of the system, in threads."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -37,12 +37,12 @@ class SystemNames(AbstractResolver):
             return await loop.run_in_executor(self._threads, _look_up, host, port, family)
 
     async def close(self) -> None:
-        """Without waiting for lookups that still run."""
+        """Close without waiting for lookups that still run."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class CheckedNames(AbstractResolver):
-    """Refuses a name where any of its addresses is refused: which of them is connected to may be chance."""
+    """Resolver that refuses a name with any forbidden address: chance may pick that one."""
 
     def __init__(self, names: AbstractResolver, rules: AddressRules) -> None:
         self._names = names

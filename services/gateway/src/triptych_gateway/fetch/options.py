@@ -1,4 +1,4 @@
-"""What an operator can set about fetching; the settings are in `GatewaySettings`, as `fetch_…`."""
+"""Options of fetching; the settings are in `GatewaySettings`, as `fetch_…`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from triptych_gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """Rules and bounds; defaults are those of the settings."""
+    """Rules and bounds of fetching, with the settings' defaults."""
 
     max_item_bytes: int
     fetches_urls: bool = True
@@ -34,7 +34,7 @@ class FetchOptions:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Self:
-        """As they are set."""
+        """Take the options from the settings."""
         proxy = settings.fetch_proxy
         return cls(
             max_item_bytes=settings.max_item_bytes,

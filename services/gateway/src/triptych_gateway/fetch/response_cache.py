@@ -1,4 +1,4 @@
-"""Answers that may be used again, bounded in bytes. Each belongs to one tenant alone."""
+"""Cache of answers that may be used again, bounded in bytes. Each belongs to one tenant alone."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class CacheKey:
 
 
 class ResponseCache:
-    """What was used longest ago goes first. With `max_bytes` 0 nothing is kept."""
+    """Cache that drops the least recently used answer. With `max_bytes` 0 nothing is kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -37,14 +37,14 @@ class ResponseCache:
         return len(self._entries)
 
     def find(self, key: CacheKey) -> CachedResponse | None:
-        """What is kept for `key`, fresh or not."""
+        """Return the answer kept for `key`, fresh or not."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
         return found
 
     def keep(self, key: CacheKey, content: bytes, freshness: Freshness, now: float) -> None:
-        """Keep an answer in the place of the one before, if it may be kept; else drop that one."""
+        """Replace the answer of `key` if the new one may be kept; else drop the old one."""
         self.drop(key)
         entry = CachedResponse(content, freshness, now + freshness.fresh_s)
         if not freshness.is_worth_keeping or entry.num_bytes + len(key.url) > self._max_bytes:
@@ -55,7 +55,7 @@ class ResponseCache:
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: CacheKey) -> None:
-        """Harmless when nothing is kept."""
+        """Drop the answer of `key`, if there is one."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.num_bytes -= entry.num_bytes + len(key.url)

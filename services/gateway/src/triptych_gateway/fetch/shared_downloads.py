@@ -1,4 +1,4 @@
-"""One download per URL and tenant, however many requests want it.
+"""Shared downloads: one per URL and tenant, for any number of requests.
 
 A download belongs to no request: its task goes on when the one that began it ends, and ends when no request
 waits for it any more. Requests that come while it runs wait for the same bytes, each within its own time.
@@ -29,7 +29,7 @@ from triptych_gateway.metrics import GatewayMetrics
 log = get_logger(__name__)
 
 OnGrowth = Callable[[int], None]
-"""Called with the number of bytes before so many are held; may raise a RequestError."""
+"""Callback with a number of bytes before they are held; may raise a RequestError."""
 
 
 class SharedDownload:
@@ -42,7 +42,7 @@ class SharedDownload:
         self._waiting: dict[asyncio.Future[Downloaded], OnGrowth] = {}
 
     def grow(self, num_bytes: int) -> None:
-        """Each request that waits books the bytes itself. One that may not leaves; the others wait on."""
+        """Have each waiting request book the bytes. A request that may not leaves; the others wait on."""
         self.num_bytes = num_bytes
         for future, on_growth in tuple(self._waiting.items()):
             if future.done():
@@ -53,7 +53,7 @@ class SharedDownload:
                 future.set_exception(error)
 
     async def wait(self, on_growth: OnGrowth) -> Downloaded:
-        """The bytes."""
+        """Wait for the bytes of the download."""
         on_growth(self.num_bytes)
         future: asyncio.Future[Downloaded] = asyncio.get_running_loop().create_future()
         self._waiting[future] = on_growth
@@ -69,7 +69,7 @@ class SharedDownload:
         return bool(self._waiting)
 
     def end(self, outcome: Downloaded | Exception) -> None:
-        """Tell all that wait."""
+        """Pass the outcome to all waiting requests."""
         for future in self._waiting:
             if future.done():
                 continue
@@ -79,19 +79,19 @@ class SharedDownload:
                 future.set_result(outcome)
 
     def stop(self) -> None:
-        """No request waits. Harmless when it has ended."""
+        """Stop a download that no request waits for; does nothing after its end."""
         if self.task is not None:
             self.task.cancel()
 
     def out_of_time(self) -> FetchError:
-        """Why nothing came, for a request whose time is over."""
+        """Return the error for a request whose time is over."""
         if self.is_queued:
             return FetchBusyError("too many other downloads run; try again shortly")
         return FetchTimeoutError("its server took too long")
 
 
 class SharedDownloads:
-    """One per gateway. Downloads run while its block does."""
+    """Downloads of one gateway, which run while its block does."""
 
     def __init__(self, downloader: Downloader, options: FetchOptions, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
@@ -102,7 +102,7 @@ class SharedDownloads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Downloads that run."""
+        """Return the number of running downloads."""
         return len(self._tasks)
 
     async def __aenter__(self) -> Self:
@@ -116,11 +116,11 @@ class SharedDownloads:
     async def fetch(
         self, url: FetchUrl, tenant_salt: str, timeout_s: float, on_growth: OnGrowth
     ) -> tuple[Downloaded, bool]:
-        """The bytes of `url`, and whether they are another request's download.
+        """Return the bytes of `url`, and whether another request's download had them.
 
         Raises:
             FetchError: they could not be had within `timeout_s`.
-            RequestError: of `on_growth`.
+            RequestError: raised by `on_growth`.
         """
         loop = asyncio.get_running_loop()
         key = CacheKey(tenant_salt, url.text)
@@ -162,7 +162,7 @@ class SharedDownloads:
         self._tasks.discard(task)
         self._forget(key, download)
         # Those that still wait: it was cancelled, as all are at the end.
-        download.end(unavailable("draining", "this gateway is going away; send the request again"))
+        download.end(unavailable("draining", "this gateway is shutting down; send the request again"))
 
     def _forget(self, key: CacheKey, download: SharedDownload) -> None:
         if self._downloads.get(key) is download:
@@ -198,5 +198,5 @@ class SharedDownloads:
 
 
 def _log_failure(url: FetchUrl, error: FetchError) -> None:
-    """One line per download."""
+    """Log a failed download in one line."""
     log.warning("media not fetched", host=url.host, outcome=error.outcome, reason=error.reason)

@@ -1,4 +1,4 @@
-"""How many downloads run at once: in all, and from one host. The others wait, first come, first served."""
+"""Slots of downloads: in all, and per host. The others wait in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ class _HostSlots:
 
 
 class FetchSlots:
-    """A host's slot is taken first: those that wait for a slow host keep none of the others'."""
+    """Slots taken per host first: requests that wait for a slow host take none of the others'."""
 
     def __init__(self, max_total: int, max_per_host: int) -> None:
         self._total = asyncio.Semaphore(max_total)
@@ -21,12 +21,12 @@ class FetchSlots:
         self._hosts: dict[str, _HostSlots] = {}
 
     def __len__(self) -> int:
-        """Hosts that a download runs from, or waits for."""
+        """Return the number of hosts with a running or waiting download."""
         return len(self._hosts)
 
     @asynccontextmanager
     async def hold(self, host: str) -> AsyncIterator[None]:
-        """Hold a slot while a block runs. Waits for it without a bound."""
+        """Hold a slot while the block runs. Waits for it without a bound."""
         own = self._hosts.setdefault(host, _HostSlots(asyncio.Semaphore(self._max_per_host)))
         own.num_users += 1
         try:

@@ -1,13 +1,13 @@
-"""Files that callers upload once and name in many requests. In the order of a file.
+"""Uploaded files, which many requests can name. In the order of a file:
 
 upload_form     a multipart body, parsed as it comes; pure
 uploads         one upload: received, checked, kept
-content_checks    what kind of media it is, by the checks of media in requests
+content_checks    its kind of media, by the checks of media in requests
 file_store      the directory: one folder for each API key; owns what is indented
 partial_file      a file that is being written, and one that is being read
-file_record       what is kept beside its bytes, as JSON
+file_record       facts kept beside its bytes, as JSON
 file_limits       bounds on files, on a key's files, and on their lives
-directory_use     how much the directory holds, and what in it belongs to no file
+directory_use     use of the directory, and remains of dead gateways
 expiry          removes files whose time is over
 encode_ahead    orders a new file's encode, when nothing else is to be encoded
 known_files     the files that a request names

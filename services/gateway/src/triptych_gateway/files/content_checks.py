@@ -1,4 +1,4 @@
-"""What kind of media a file holds: by its first bytes, then by the checks of media in requests."""
+"""Check of a file's media: by its first bytes, then by the checks of media in requests."""
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, VIDEO_CONTAINERS, container_of
 from triptych_common.protocol.messages import Modality
@@ -10,7 +10,8 @@ SOUND_BRANDS = (b"M4A ", b"M4B ")  # of an MP4 that holds no pictures
 
 
 def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, ...], ImageHeader | None]:
-    """What the file can be, the likeliest first; and its header, of an image. Takes milliseconds.
+    """Return the modalities that the file can have, the likeliest first, and an image's header. Takes
+    milliseconds.
 
     Raises:
         RequestError: 400 or 413, it is no image, video or audio that is served.
@@ -21,9 +22,9 @@ def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, 
 
 
 def modalities_of(head: bytes) -> tuple[Modality, ...]:
-    """By the first bytes: what is neither video nor audio counts as an image, which the next check decides.
+    """Return modalities by the first bytes: neither video nor audio counts as an image, checked next.
 
-    MP4 and WebM hold either.
+    MP4 and WebM can be video or audio.
     """
     kinds = []
     if container_of(head, VIDEO_CONTAINERS) is not None:

@@ -1,7 +1,7 @@
-"""How much the directory holds. On the way, what belongs to no file is removed: left by a gateway that died.
+"""Use of the directory, and removal of partial files that a dead gateway left.
 
-Records have the time of their expiry as their time of modification: so one look at the directory tells which
-are due, without opening any. The record itself has the last word.
+Records have the time of their expiry as their time of modification: so one scan of the directory finds those
+that are due, without opening any. The record itself has the last word.
 """
 
 import os
@@ -22,7 +22,7 @@ OWNER_CHARS = 32
 
 @dataclass(slots=True)
 class Use:
-    """Of one key, or of all."""
+    """Files and bytes of one key, or of all."""
 
     num_files: int = 0
     num_bytes: int = 0
@@ -46,7 +46,7 @@ class DirectoryUse:
 
 
 def folders_of(root: Path) -> Iterator[Path]:
-    """The keys' folders."""
+    """Yield the folders of the keys."""
     with os.scandir(root) as entries:
         for entry in entries:
             if len(entry.name) == OWNER_CHARS and entry.is_dir(follow_symlinks=False):
@@ -54,8 +54,8 @@ def folders_of(root: Path) -> Iterator[Path]:
 
 
 def measure(root: Path) -> DirectoryUse:
-    """Files, and room that is held for files that come. The caller holds the directory's lock: so what is
-    half there was left over.
+    """Measure files, and room reserved for uploads. The caller holds the directory's lock, so incomplete
+    files were left by a dead gateway.
     """
     use = DirectoryUse()
     for folder in folders_of(root):
@@ -81,7 +81,7 @@ def measure(root: Path) -> DirectoryUse:
 
 
 def expiries(root: Path) -> Iterator[tuple[Path, float]]:
-    """Every record, and the time at which it is due: wall clock, seconds."""
+    """Yield every record with its expiry, in Unix seconds."""
     for folder in folders_of(root):
         try:
             with os.scandir(folder) as entries:

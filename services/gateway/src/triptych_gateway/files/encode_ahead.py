@@ -1,12 +1,11 @@
-"""Orders a new file's encode before a request asks for it, when nothing else is to be encoded.
+"""Encode of a new file before a request names it, while nothing else is to be encoded.
 
     waiting --the namespace's encoders have nothing to do--> ordered --> encoded, or failed
        `--a request names it first, it is deleted, or its time is over--> left to requests
 
 One file at a time per gateway, and only while no job stands on the streams of its namespace, nor any of
 this gateway's items of that namespace is in flight. So a request finds at most one such encode of each
-gateway before its own. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and
-then.
+gateway before its own. No message reports the end of other gateways' jobs, so a gateway polls.
 
 A file that is not encoded ahead is encoded for the first request that names it.
 """
@@ -47,7 +46,7 @@ class _Waiting:
 
 
 class EncodeAhead:
-    """One per gateway; `run` must run."""
+    """Encoder of files ahead of requests, one per gateway; `run` must run."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class EncodeAhead:
         timeout_s: float,
         video_piece_rows: int,
     ) -> None:
-        """`timeout_s`: for one encode. `video_piece_rows`: as in `MediaLimits`."""
+        """Store its parts; `timeout_s` bounds one encode, `video_piece_rows` is as in `MediaLimits`."""
         self._orders = orders
         self._final_acks = final_acks
         self._view = view
@@ -70,7 +69,7 @@ class EncodeAhead:
         self._added = asyncio.Event()
 
     def add_file(self, file: KnownFile, tenant_salt: str) -> None:
-        """To be encoded for requests with this salt, and without options. Never waits."""
+        """Queue a file for requests with this salt and without options. Never waits."""
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popitem(last=False)
             self._count("late")
@@ -78,12 +77,12 @@ class EncodeAhead:
         self._added.set()
 
     def forget_file(self, file_id: str) -> None:
-        """A request names it, and has it encoded; or it is deleted."""
+        """Drop a file that is deleted, or named by a request, which has it encoded."""
         if self._waiting.pop(file_id, None) is not None:
             self._count("left")
 
     async def run(self) -> None:
-        """Never returns."""
+        """Encode queued files for ever."""
         while True:
             self._added.clear()
             if not self._waiting:
@@ -99,7 +98,7 @@ class EncodeAhead:
                 self._waiting.pop(file_id, None)
 
     async def _serve(self, waiting: _Waiting) -> None:
-        """For each namespace that is served."""
+        """Encode a file for each namespace that is served."""
         file_id, targets = waiting.file.file_id, self._targets(waiting.file)
         if not targets:
             self._count("no_encoder")
@@ -116,7 +115,7 @@ class EncodeAhead:
             self._count(await self._encode(waiting, record, digest, modality))
 
     def _targets(self, file: KnownFile) -> list[tuple[InstanceRecord, str, Modality]]:
-        """(an instance that items are announced to, its namespace, what the file is there)"""
+        """Return (instance that items are announced to, its namespace, the file's modality there)."""
         found: dict[str, tuple[InstanceRecord, str, Modality]] = {}
         variants = [(each, model) for model in self._view.models for each in self._view.variants_of(model)]
         for variant, model in variants:
@@ -143,7 +142,7 @@ class EncodeAhead:
     async def _encode(
         self, waiting: _Waiting, record: InstanceRecord, digest: str, modality: Modality
     ) -> str:
-        """What it came to."""
+        """Encode a file in one namespace and return the outcome."""
         file = waiting.file
         part = MediaPart(0, (), modality, "", "file", file_id=file.file_id, file=file)
         item = ItemNaming(digest, self._video_piece_rows, waiting.tenant_salt).name_file(part, file)

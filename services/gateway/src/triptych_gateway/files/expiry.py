@@ -1,4 +1,4 @@
-"""Removes files whose time is over. An expired file is not served any more, whether it was removed or not."""
+"""Removal of expired files, which are not served any more even before it."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ AFTER_FAILURE_S = 60.0
 
 
 class ExpirySweep:
-    """One per gateway. `run` must run. It sleeps until the next file is due."""
+    """Sweep of one gateway's files, asleep until the next one is due. `run` must run."""
 
     def __init__(self, store: FileStore, threads: Executor) -> None:
         self._store = store
@@ -25,13 +25,13 @@ class ExpirySweep:
         self._changed = asyncio.Event()
 
     def note_file(self, expires_at: float) -> None:
-        """There is one more file. A sweep that runs may not have seen it, and then another follows."""
+        """Note the expiry of a new file. A running sweep may have missed it, so another one follows."""
         if self._next_at is None or expires_at < self._next_at:
             self._next_at = expires_at
             self._changed.set()
 
     async def run(self, measure: Callable[[], Awaitable[None]]) -> None:
-        """Never returns. `measure` is awaited when files were removed."""
+        """Remove expired files for ever; `measure` is awaited after each removal."""
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()

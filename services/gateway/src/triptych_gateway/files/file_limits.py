@@ -1,4 +1,4 @@
-"""Bounds on files, on a key's files, and on their lives."""
+"""Bounds on files, on a key's files, and on their lifetimes."""
 
 from dataclasses import dataclass
 
@@ -12,5 +12,5 @@ class FileLimits:
     max_files: int
     max_key_bytes: int  # of one API key's
     max_key_files: int
-    lifetime_s: int  # unless the upload says otherwise
+    lifetime_s: int  # unless the upload names another one
     max_lifetime_s: int

@@ -1,4 +1,4 @@
-"""One page of a key's files. Pure."""
+"""Page of a key's files. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_LIMIT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """What the caller asks for."""
+    """Parameters of the caller's query."""
 
     after: str | None = None  # id of the last file of the page before; it may be gone
     limit: int = MAX_LIMIT
@@ -21,7 +21,7 @@ class ListQuery:
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str]) -> "ListQuery":
-        """From a query string's parameters; others are ignored.
+        """Parse the known parameters of a query string; others are ignored.
 
         Raises:
             RequestError: 400 naming the parameter.
@@ -43,7 +43,7 @@ class ListQuery:
 
 
 def page_of(records: Iterable[FileRecord], query: ListQuery) -> dict[str, Any]:
-    """As OpenAI's API lists files. Ids stand in the order of creation: each is a place in the list."""
+    """Return a page in OpenAI's format. Ids sort by creation, so each is a place in the list."""
     chosen = sorted(
         (record for record in records if query.purpose in (None, record.purpose)),
         key=lambda record: record.file_id,

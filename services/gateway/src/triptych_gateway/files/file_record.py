@@ -1,4 +1,4 @@
-"""What is kept beside a file's bytes, as JSON: its name, its kind, whose identity it is. Pure.
+"""Record beside a file's bytes, as JSON: name, kind and identity. Pure.
 
 A record is written once and never changed.
 """
@@ -26,17 +26,17 @@ _ID = re.compile(ID_PATTERN)
 
 
 def new_file_id(created_ns: int) -> str:
-    """One that orders files by their creation, and cannot be guessed: its time, and as many random digits."""
+    """Return an id of time and random digits: it sorts files by creation and cannot be guessed."""
     return f"file-{created_ns:016x}{secrets.token_hex(8)}"
 
 
 def is_file_id(text: str) -> bool:
-    """Whether `text` has the form of an id. No other text becomes part of a path."""
+    """Return whether `text` has the form of an id. No other text becomes part of a path."""
     return _ID.fullmatch(text) is not None
 
 
 class FileRecord(BaseModel):
-    """One file."""
+    """Record of one uploaded file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class FileRecord(BaseModel):
         return ImageHeader(self.image.format, self.image.width, self.image.height)
 
     def as_object(self) -> dict[str, Any]:
-        """As OpenAI's API shows a file."""
+        """Return the file in the format of OpenAI's API."""
         return {
             "id": self.file_id,
             "object": "file",
@@ -72,5 +72,5 @@ class FileRecord(BaseModel):
 
 
 def deleted_object(file_id: str) -> dict[str, Any]:
-    """As OpenAI's API answers a deletion."""
+    """Return the answer to a deletion in the format of OpenAI's API."""
     return {"id": file_id, "object": "file", "deleted": True}

@@ -1,4 +1,4 @@
-"""The Files API of one gateway: what its routes and its requests call."""
+"""Files API of one gateway, for its routes and its requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -34,23 +34,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FileService:
-    """Where a directory is configured. Its tasks (`tasks`) must run."""
+    """Uploaded files of a gateway with a directory. Its tasks (`tasks`) must run."""
 
     store: FileStore
     uploads: FileUploads
     known: KnownFiles
     expiry: ExpirySweep
     ahead: EncodeAhead | None  # None: switched off
-    threads: Executor  # for what requests wait for
-    disk_threads: Executor  # for looks at many files
+    threads: Executor  # for steps that requests wait for
+    disk_threads: Executor  # for scans of many files
     metrics: GatewayMetrics
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """None of them returns."""
+        """Return the background tasks, none of which returns."""
         return [self.expiry.run(self.measure), *([] if self.ahead is None else [self.ahead.run()])]
 
     async def upload(self, caller: Caller, scope: Scope, receive: Receive, guard: Guard) -> dict[str, Any]:
-        """Keep the file of a body, and order its encode. See `FileUploads.take_file`."""
+        """Keep the file of a body and order its encode; `FileUploads.take_file` describes it."""
         outcome = "failed"
         try:
             record = await self.uploads.take_file(caller.owner, scope, receive, guard)
@@ -75,14 +75,14 @@ class FileService:
         return page_of(records, query)
 
     async def retrieve(self, caller: Caller, file_id: str) -> FileRecord:
-        """Raises RequestError: 404."""
+        """Return the record of the caller's file. Raises RequestError: 404."""
         record = await self._run(lambda: self.store.find_file(caller.owner, file_id))
         if record is None:
             raise file_not_found(file_id)
         return record
 
     async def find_file(self, caller: Caller, file_id: str) -> KnownFile | None:
-        """A file of the caller's; None: there is none (any more).
+        """Return a file of the caller, or None.
 
         Raises:
             RequestError: 503, the disk.
@@ -91,7 +91,7 @@ class FileService:
         return None if record is None else known_file(self.store, caller.owner, record, self.threads)
 
     async def delete(self, caller: Caller, file_id: str) -> dict[str, Any]:
-        """Raises RequestError: 404."""
+        """Delete the caller's file. Raises RequestError: 404."""
         if not await self._run(lambda: self.store.delete_file(caller.owner, file_id)):
             raise file_not_found(file_id)
         if self.ahead is not None:
@@ -102,7 +102,7 @@ class FileService:
 
     @asynccontextmanager
     async def content_of(self, caller: Caller, record: FileRecord) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Its bytes, piece by piece, while the block runs.
+        """Open the file's bytes, piece by piece, while the block runs.
 
         Raises:
             RequestError: 404, 503.
@@ -114,7 +114,7 @@ class FileService:
             self.threads.submit(content.close)
 
     async def find_files(self, parts: Sequence[MediaPart], caller: Caller) -> None:
-        """The files that a request names. See `KnownFiles.find_files`."""
+        """Find the files that a request names; `KnownFiles.find_files` describes it."""
         await self.known.find_files(parts, caller.owner)
         if self.ahead is not None:
             for part in parts:
@@ -122,7 +122,7 @@ class FileService:
                     self.ahead.forget_file(part.file_id)
 
     async def measure(self) -> None:
-        """How much the directory holds, for the metrics."""
+        """Measure the directory for the metrics."""
         try:
             use = await self._run(self.store.use, self.disk_threads)
         except RequestError:
@@ -135,7 +135,7 @@ class FileService:
             yield piece
 
     async def _run(self, step: Callable[[], T], threads: Executor | None = None) -> T:
-        """In a thread.
+        """Run a step on the disk in a thread.
 
         Raises:
             RequestError: 503, the disk.
@@ -147,5 +147,5 @@ class FileService:
 
 
 def files_not_enabled(param: str | None = None) -> RequestError:
-    """404: the operator has named no directory for them."""
+    """Return the 404 for an operator without a directory of files."""
     return RequestError(404, "files_not_enabled", "this gateway keeps no files", param)

@@ -1,4 +1,4 @@
-"""The directory of uploaded files. Every method blocks, and is called in threads.
+"""Directory of uploaded files. Every method blocks, and is called in threads.
 
     {root}/lock                         held while room is given out and while a file gets its name
     {root}/{owner}/.{token}.{n}.part    is being written (`partial_file`)
@@ -60,7 +60,7 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """What is known of an upload that is complete."""
+    """Facts about a complete upload."""
 
     filename: str
     purpose: Purpose
@@ -70,10 +70,10 @@ class NewFile:
 
 
 class FileStore:
-    """One per gateway; several may have the same directory, on one host or a file system that locks."""
+    """Store of one gateway; several may share the directory, on a host or a file system that locks."""
 
     def __init__(self, root: Path, limits: FileLimits, now_ns: Callable[[], int] = time.time_ns) -> None:
-        """Raises RunDirError: the directory cannot be made, or is not this user's alone."""
+        """Open the directory. Raises RunDirError: it cannot be made, or other users can read it."""
         ensure_run_dir(root, "directory of files")
         self._root = root
         self.limits = limits
@@ -81,10 +81,10 @@ class FileStore:
 
     # ---- uploads ---------------------------------------------------------------------------------
     def begin_file(self, owner: str, num_announced: int | None) -> PartialFile:
-        """Room for one more file of `owner`, held until it is kept or discarded.
+        """Reserve room for one more file of `owner`, until it is kept or discarded.
 
         Args:
-            num_announced: bytes that it has at most; None: as many as a file may have.
+            num_announced: announced size of the body; None: as many bytes as a file may have.
 
         Raises:
             RequestError: 403 the key has no more room, 503 none has.
@@ -109,7 +109,7 @@ class FileStore:
             return PartialFile(folder, wanted)
 
     def keep_file(self, owner: str, partial: PartialFile, new: NewFile) -> FileRecord:
-        """The file is complete, and there from now on, also after a crash.
+        """Keep a complete file, which lasts from now on, also after a crash.
 
         Raises:
             OSError: the disk, or the upload has ended meanwhile. Nothing of the file is kept.
@@ -147,7 +147,7 @@ class FileStore:
 
     # ---- files -----------------------------------------------------------------------------------
     def find_file(self, owner: str, file_id: str) -> FileRecord | None:
-        """Of this owner; None: there is none, or its time is over.
+        """Return the owner's record of a file; None if it is missing or expired.
 
         Raises:
             OSError: the disk.
@@ -158,7 +158,7 @@ class FileStore:
         return None if record is None or self._is_over(record) else record
 
     def list_files(self, owner: str) -> list[FileRecord]:
-        """All of this owner that can be read, in no order.
+        """Return all readable records of this owner, in no order.
 
         Raises:
             OSError: the disk, of the folder.
@@ -181,7 +181,7 @@ class FileStore:
         return found
 
     def delete_file(self, owner: str, file_id: str) -> bool:
-        """False: there is none."""
+        """Delete a file; return False if it is missing."""
         if self.find_file(owner, file_id) is None:
             return False
         content, described = self._paths(owner, file_id)
@@ -193,7 +193,7 @@ class FileStore:
         return True
 
     def open_content(self, owner: str, record: FileRecord) -> int:
-        """A descriptor of the file's bytes; close it.
+        """Open the file's bytes and return the descriptor; close it.
 
         Raises:
             RequestError: 404, it was deleted meanwhile.
@@ -210,7 +210,7 @@ class FileStore:
         return fd
 
     def read_content(self, owner: str, record: FileRecord) -> bytes:
-        """The file's bytes: those that were uploaded, or none.
+        """Return the file's bytes as uploaded.
 
         Raises:
             RequestError: 404, it was deleted meanwhile; 503, it cannot be read.
@@ -229,15 +229,15 @@ class FileStore:
 
     # ---- upkeep ----------------------------------------------------------------------------------
     def use(self) -> Use:
-        """How much the directory holds. What was left over is removed."""
+        """Measure the use of the directory and remove what dead gateways left."""
         with self._locked():
             return measure(self._root).total
 
     def remove_expired(self, max_files: int) -> tuple[int, float | None]:
-        """Remove files whose time is over, `max_files` at most.
+        """Remove expired files, `max_files` at most.
 
         Returns:
-            (how many, seconds of the wall clock at which the next is due; None: there are no files)
+            (number of files, Unix seconds at which the next is due; None: there are no files)
         """
         num_removed, next_at = 0, None
         for described, due_at in expiries(self._root):
@@ -267,7 +267,7 @@ class FileStore:
         return measure(self._root)
 
     def _paths(self, owner: str, file_id: str) -> tuple[Path, Path]:
-        """Of its bytes, and of its record."""
+        """Return the paths of the file's bytes and of its record."""
         folder = self._root / owner
         return folder / f"{file_id}{CONTENT_SUFFIX}", folder / f"{file_id}{RECORD_SUFFIX}"
 
@@ -285,14 +285,14 @@ class FileStore:
 
 
 def file_not_found(file_id: str, param: str | None = "file_id") -> RequestError:
-    """404: there is none of this id, it has expired, or it is another API key's."""
+    """Return the 404 for a file that is missing, expired, or another API key's."""
     return RequestError(404, "file_not_found", f"there is no file {file_id[:100]!r}", param)
 
 
 def storage_failed(error: OSError) -> RequestError:
-    """503: the disk."""
+    """Log an error of the disk and return the 503 for it."""
     log.warning("directory of files failed", error=repr(error))
-    return unavailable("file_storage_failed", "files cannot be kept or read just now", "file")
+    return unavailable("file_storage_failed", "files cannot be stored or read now; try again", "file")
 
 
 def _damaged(record: FileRecord) -> RequestError:
@@ -301,7 +301,7 @@ def _damaged(record: FileRecord) -> RequestError:
 
 
 def _lock(fd: int, until: float) -> None:
-    """Whoever holds it has little to do; a gateway that was stopped with it must not stop the others.
+    """Lock the directory within a limit: a gateway stopped with the lock must not stop the others.
 
     Raises:
         TimeoutError: monotonic time is past `until`.
@@ -331,7 +331,7 @@ def _write_record(path: Path, record: FileRecord) -> None:
 
 
 def _read_record(path: Path) -> FileRecord | None:
-    """None: there is none, or what is there is no record.
+    """Read a record; None if it is missing or damaged.
 
     Raises:
         OSError: the disk.

@@ -1,4 +1,4 @@
-"""The files that a request names: found among those of its API key, and of the kind that is wanted."""
+"""Files that a request names: found among those of its API key, and of the wanted kind."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from triptych_gateway.request.known_file import KnownFile
 
 
 class KnownFiles:
-    """One per gateway."""
+    """Finder of one gateway's files for requests."""
 
     def __init__(self, store: FileStore, threads: Executor) -> None:
         self._store = store
         self._threads = threads
 
     async def find_files(self, parts: Sequence[MediaPart], owner: str) -> None:
-        """Complete the parts that name files. Reads records alone, all in one step of a thread.
+        """Complete the parts that name files, from records alone, in one step of a thread.
 
         Raises:
             RequestError: 404 there is none, it has expired, or it is another key's; 400 of another kind;
@@ -43,13 +43,13 @@ class KnownFiles:
             if part.takes_any:
                 part.modality = record.modalities[0]
             elif part.modality not in record.modalities:
-                message = f"{part.path}: the file is no {part.modality}, but {record.modalities[0]}"
+                message = f"{part.path}: the file is not {part.modality} but {record.modalities[0]}"
                 raise RequestError(400, "invalid_file", message, part.path)
             part.file = known_file(store, owner, record, self._threads)
 
 
 def known_file(store: FileStore, owner: str, record: FileRecord, threads: Executor) -> KnownFile:
-    """As a request needs it."""
+    """Return the file for a request, with a reader of its bytes."""
     return KnownFile(
         record.file_id,
         record.num_bytes,

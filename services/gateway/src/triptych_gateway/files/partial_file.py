@@ -1,4 +1,4 @@
-"""A file that is being written, under a name that says how much room it holds.
+"""File that is being written, under a name that holds its reserved bytes.
 
 `.{token}.{bytes}.part`: other gateways count those bytes as used. Its writer holds a lock on it, which ends
 with the process: a partial file without a lock was left over, and is removed by the next look.
@@ -26,14 +26,14 @@ _NAME = re.compile(r"\.[0-9a-f]{32}\.(?P<bytes>[0-9]{1,18})\.part")
 
 
 class ClosedFileError(OSError):
-    """The upload has ended meanwhile."""
+    """The upload has ended while a thread still wrote."""
 
 
 class PartialFile:
-    """Call its methods in threads; `discard` ends it, whatever has become of it."""
+    """File being written. Call its methods in threads; `discard` ends it in any state."""
 
     def __init__(self, folder: Path, num_reserved: int) -> None:
-        """Make it. The caller holds the directory's lock.
+        """Make the file. The caller holds the directory's lock.
 
         Raises:
             OSError: it cannot be made.
@@ -48,7 +48,7 @@ class PartialFile:
 
     @property
     def media_digest(self) -> str:
-        """Of all that was written: common `domain.hashing.media_digest`."""
+        """Digest of all bytes that were written (`domain.hashing.media_digest` of common)."""
         return self._hasher.hexdigest()
 
     def write(self, data: bytes) -> None:
@@ -69,17 +69,17 @@ class PartialFile:
                 left = left[os.write(fd, left) :]
 
     def read(self) -> bytes:
-        """All that was written."""
+        """Return all bytes that were written."""
         with self._lock:
             return read_all(self._open_fd(), self.num_bytes)
 
     def sync(self) -> None:
-        """Its bytes are on the disk afterwards."""
+        """Write the file's bytes to the disk."""
         with self._lock:
             os.fsync(self._open_fd())
 
     def keep_as(self, path: Path) -> None:
-        """It is complete: give it its lasting name. From now on it is its new owner's, and is closed."""
+        """Give the complete file its lasting name, and close it."""
         with self._lock:
             fd = self._open_fd()
             self.path.rename(path)
@@ -87,7 +87,7 @@ class PartialFile:
             os.close(fd)
 
     def discard(self) -> None:
-        """Remove it, unless it was kept before. Idempotent."""
+        """Remove the file, unless it was kept before. Idempotent."""
         with self._lock:
             fd, self._fd = self._fd, None
             if fd is not None:
@@ -101,14 +101,14 @@ class PartialFile:
 
 
 class OpenContent:
-    """A file's bytes, while a client takes them. It may be closed while a thread is about to read."""
+    """Bytes of a file while a client reads them. May be closed while a thread is about to read."""
 
     def __init__(self, fd: int) -> None:
         self._file = FileIO(fd)
         self._lock = threading.Lock()
 
     def read(self, max_bytes: int) -> bytes:
-        """The next bytes; none: there are no more, or it was closed."""
+        """Return the next bytes; none at the end, or after `close`."""
         with self._lock:
             return b"" if self._file.closed else self._file.read(max_bytes)
 
@@ -122,13 +122,13 @@ def file_too_large(max_bytes: int) -> RequestError:
 
 
 def reserved_bytes(name: str) -> int | None:
-    """How much room the partial file of this name holds; None: it is none."""
+    """Return the bytes reserved by the partial file of this name; None for any other name."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found["bytes"])
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether no living process writes the partial file. The caller holds the directory's lock."""
+    """Return whether no living process writes the file. The caller holds the directory's lock."""
     try:
         fd = os.open(path, EXISTING)
     except OSError:
@@ -143,7 +143,7 @@ def is_abandoned(path: Path) -> bool:
 
 
 def read_all(fd: int, num_bytes: int) -> bytes:
-    """The first `num_bytes` of the file; fewer where it ends before."""
+    """Return the first `num_bytes` of the file, or all of a shorter one."""
     content = os.pread(fd, num_bytes, 0)  # as a rule all of it: so there is no second copy
     while len(content) < num_bytes:
         piece = os.pread(fd, num_bytes - len(content), len(content))

@@ -1,7 +1,7 @@
-"""A multipart body with one file and a few fields, parsed as it comes. Pure; nothing of the file is kept.
+"""Multipart body with one file and a few fields, parsed as it arrives. Pure; the file's bytes pass through.
 
-Bounded: parts, their headers, the fields' values, and all that is no file's content. How many bytes the file
-may have, its reader knows.
+Bounded: parts, their headers, the fields' values, and all that is no file's content. The reader bounds the
+file's bytes.
 """
 
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ MAX_HEADERS = 8  # of one part
 MAX_HEADER_BYTES = 4096
 MAX_VALUE_BYTES = 1024
 MAX_FORM_BYTES = MAX_PARTS * (MAX_HEADERS * MAX_HEADER_BYTES + MAX_VALUE_BYTES)
-"""What a body may have beside its file; far more than any client sends."""
+"""Bytes of a body besides its file; far more than any client sends."""
 
 
 @dataclass
 class UploadForm:
-    """One body. `feed` it, then `finish`."""
+    """Parser of one body. `feed` it, then `finish`."""
 
     boundary: bytes
     filename: str | None = None  # once the file's part has begun
@@ -63,7 +63,7 @@ class UploadForm:
 
     @classmethod
     def of_content_type(cls, content_type: str | None) -> "UploadForm":
-        """For a body of this type.
+        """Make the parser for a body of this type.
 
         Raises:
             RequestError: 400, no multipart form.
@@ -78,7 +78,7 @@ class UploadForm:
             raise _malformed("its boundary is too long") from error
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Parse the next bytes. Returns those of the file among them.
+        """Parse the next bytes and return those of the file among them.
 
         Raises:
             RequestError: 400.
@@ -86,19 +86,19 @@ class UploadForm:
         # The parser takes what is no file's content byte by byte, and each false end of a part likewise.
         self._num_delimiters += chunk.count(self._delimiter)
         if self._num_delimiters > MAX_DELIMITERS:
-            raise _malformed("its boundary stands in its content")
+            raise _malformed("its content contains its boundary")
         try:
             self._parser.write(chunk)
         except FormParserError as error:
             raise _malformed("it is not well formed") from error
         self._num_form_bytes += len(chunk)
         if self._num_form_bytes > MAX_FORM_BYTES:
-            raise _malformed(f"it has more than {MAX_FORM_BYTES} bytes beside its file")
+            raise _malformed(f"it has more than {MAX_FORM_BYTES} bytes besides its file")
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def finish(self) -> None:
-        """The body has ended.
+        """Finish the body at its end.
 
         Raises:
             RequestError: 400, too early, or there was no file.
@@ -136,7 +136,7 @@ class UploadForm:
                 raise _malformed("it has more than one file")
             self.filename = _kept_name(options.get(b"filename", b""))
         elif self._name in self.fields:
-            raise _malformed("it has a field twice")
+            raise _malformed("it has the same field twice")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE_FIELD:
@@ -156,7 +156,7 @@ class UploadForm:
 
 
 def purpose_of(form: UploadForm) -> Purpose:
-    """What the file is for.
+    """Return the purpose of the file.
 
     Raises:
         RequestError: 400.
@@ -171,7 +171,7 @@ def purpose_of(form: UploadForm) -> Purpose:
 
 
 def lifetime_of(form: UploadForm, limits: FileLimits) -> int:
-    """Seconds from the upload until the file expires.
+    """Return the seconds from the upload until the file expires.
 
     Raises:
         RequestError: 400.
@@ -191,7 +191,7 @@ def lifetime_of(form: UploadForm, limits: FileLimits) -> int:
 
 
 def _kept_name(raw: bytes) -> str:
-    """What is kept of a client's name for its file: text for people, part of no path."""
+    """Clean a client's file name: text for people, part of no path."""
     text = "".join(each for each in raw.decode("utf-8", "replace") if each.isprintable())
     return text[:KEPT_NAME_CHARS] or DEFAULT_NAME
 

@@ -1,4 +1,4 @@
-"""One upload: received into a partial file, checked, and kept. Nothing of it stays when it fails.
+"""Upload: received into a partial file, checked, and kept. Nothing of it stays when it fails.
 
     room held -> received -> checked -> kept
         `-----------`----------`--> discarded, also when the client goes away
@@ -43,7 +43,7 @@ class UploadTimes:
 
 
 class FileUploads:
-    """One per gateway."""
+    """Receiver of one gateway's uploads."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class FileUploads:
         self._num_uploads = 0
 
     async def take_file(self, owner: str, scope: Scope, receive: Receive, guard: Guard) -> FileRecord:
-        """The file that the body holds, kept for `owner`.
+        """Receive the file of the body and keep it for `owner`.
 
         Args:
-            guard: ends the block that this runs in, when the body takes too long.
+            guard: ends the surrounding block when the body takes too long.
 
         Raises:
             RequestError: it is refused, or there is no room.
@@ -152,7 +152,7 @@ class FileUploads:
         return NewFile(form.filename or "", purpose, lifetime_s, modalities, image)
 
     async def _run(self, step: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """`step` in a thread. `undo`: what is to be done with its result when nobody takes it any more."""
+        """Run `step` in a thread; `undo` gets its result if the caller was cancelled."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, step)
         try:
             return await asyncio.shield(future)

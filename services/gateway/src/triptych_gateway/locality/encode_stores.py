@@ -1,8 +1,8 @@
 """EncodeStores: the stores whose encoders take a namespace's jobs, and how long a job waits at each.
 
 A job waits for those before it on the stream: all gateways' jobs, as they were last read with a claim, and
-what this gateway has published or seen end since. The encoders of a store work on them at once, each as fast
-as it says in the registry.
+what this gateway has published or seen end since. The encoders of a store work on them at once, each at the
+speed that it announces in the registry.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from triptych_gateway.locality.job_place import JobPlace, PlaceReason, choose_pl
 from triptych_gateway.locality.row_estimates import RowEstimates
 from triptych_gateway.routing.router import ENCODING_ROLES
 
-FIRST_ROW_S = 2e-4  # of an encoder, until one of the namespace says how fast it is
-READ_HOLDS_S = 5.0  # what was read of a stream
+FIRST_ROW_S = 2e-4  # an encoder's, until one of the namespace announces its speed
+READ_HOLDS_S = 5.0  # a reading of the streams counts for this long
 MAX_NAMESPACES = 64
 
 TransferSeconds = Callable[[str, str, int], float | None]
-"""From a store to another one, of so many bytes; None: it was not measured."""
+"""Seconds of a transfer of some bytes from one store to another; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDefaults:
-    """Of a link between stores that was not measured."""
+    """Assumed speed of a link between stores that was not measured."""
 
     bytes_per_s: float = 125e6  # 1 Gbit/s
     round_trip_s: float = 0.001
@@ -39,7 +39,7 @@ class LinkDefaults:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a namespace's streams."""
+    """Backlogs read from a namespace's streams."""
 
     backlogs: Backlogs
     num_own: Mapping[str, int]  # of them, by store
@@ -48,15 +48,15 @@ class _Read:
 
 @dataclass(slots=True)
 class _Facts:
-    """What follows from the records alone: found once for each read of the registry."""
+    """Facts derived from the records alone, once for each read of the registry."""
 
     store_of: dict[str, str] = field(default_factory=dict)  # by instance
     encoders: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
-    """By namespace and store: the seconds for a row of each encoder."""
+    """Seconds per row of each encoder, by namespace and store."""
 
 
 class EncodeStores:
-    """For one event loop; `now`: monotonic seconds."""
+    """Stores with encoders, for one event loop; `now` is in monotonic seconds."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EncodeStores:
         link: LinkDefaults,
         measured_s: TransferSeconds = lambda source, target, num_bytes: None,
     ) -> None:
-        """`records`: as last read; another object once they were read again."""
+        """Store the records' source, which returns a new object after each read of the registry."""
         self._records = records
         self._link = link
         self._measured_s = measured_s
@@ -76,7 +76,7 @@ class EncodeStores:
         self.rows = RowEstimates()
 
     def stores_of(self, namespace_digest: str) -> tuple[str, ...]:
-        """To which a job may go, by name: those with encoders; else those that had some last, or any."""
+        """Return the stores that may get a job, by name: those with encoders, else the last ones, or any."""
         found = tuple(sorted(self._facts().encoders.get(namespace_digest, ())))
         if found:
             self._last[namespace_digest] = found
@@ -86,7 +86,7 @@ class EncodeStores:
         return known or (DEFAULT_STORE,)
 
     def has_encoders(self, namespace_digest: str) -> bool:
-        """Whether each of `stores_of` has some."""
+        """Return whether each of `stores_of` has encoders."""
         return namespace_digest in self._facts().encoders
 
     def num_encoders(self, namespace_digest: str) -> int:
@@ -96,11 +96,11 @@ class EncodeStores:
     def note_backlogs(
         self, namespace_digest: str, backlogs: Backlogs, num_own: Mapping[str, int], now: float
     ) -> None:
-        """They were read; `num_own`: jobs of this gateway, by store."""
+        """Record backlogs that were read, with this gateway's own jobs by store."""
         self._reads[namespace_digest] = _Read(backlogs, num_own, now)
 
     def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
-        """An item's sizes came."""
+        """Learn the rows of an item from its metadata."""
         self.rows.observe(metadata)
 
     def choose(
@@ -117,10 +117,10 @@ class EncodeStores:
         only_near: str | None,
         now: float,
     ) -> JobPlace:
-        """The place of a job for an item that is needed at `target`, else at the store of `prefill_decode`.
+        """Return the place of a job for an item needed at `target`, else at the store of `prefill_decode`.
 
         Args:
-            num_rows: of the item; None: not known yet.
+            num_rows: rows of the item; None: not known yet.
             num_own: jobs that this gateway has published, by store.
             only_near: the store whose encoders shall have it, if it has any.
         """
@@ -144,7 +144,7 @@ class EncodeStores:
         return self._link.seconds(num_bytes) if measured_s is None else measured_s
 
     def _wait_s(self, namespace_digest: str, store: str, num_own: Mapping[str, int], now: float) -> float:
-        """Until a job that is published now is begun."""
+        """Return the seconds until a job that is published now is begun."""
         num_jobs, read = num_own.get(store, 0), self._reads.get(namespace_digest)
         if read is not None and now - read.at < READ_HOLDS_S and store in read.backlogs:
             since = num_jobs - read.num_own.get(store, 0)

@@ -1,4 +1,4 @@
-"""ItemPlaces: at which store encoders make items, or have found them, as this gateway was told."""
+"""ItemPlaces: in which store each item is or will be, from encoders' metadata."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ MAX_KNOWN = 8192  # items
 
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-    """By the latest metadata of the item."""
+    """Place of an item by its latest metadata."""
 
     mm_hash: MmHash
     store: str
@@ -27,37 +27,37 @@ class ItemPlace:
 
     @property
     def entries(self) -> tuple[MmHash, ...]:
-        """Under which it lies in the store."""
+        """Hashes of the item's entries in the store."""
         return entry_hashes(self.mm_hash, self.pieces)
 
     def entry_bytes(self) -> tuple[int, ...]:
-        """Of each entry."""
+        """Bytes of each of the item's entries."""
         if not self.pieces:
             return (self.num_bytes,)
         return tuple(self.num_bytes * rows // self.num_embeds for rows in self.pieces)
 
 
 class ItemPlaces:
-    """Knows the items of late; of each change it tells once (`take_changed`).
+    """Places of recently seen items; `take_changed` returns each change once.
 
-    Where one store is registered nothing is kept, and nothing wakes.
+    With one registered store nothing is kept, and no reader wakes.
     """
 
     def __init__(self, are_apart: Callable[[], bool]) -> None:
-        """`are_apart`: several stores are registered."""
+        """Store the check for several registered stores."""
         self._are_apart = are_apart
         self._known: LRUCache[MmHash, ItemPlace] = LRUCache(MAX_KNOWN)
-        self._changed: dict[MmHash, None] = {}  # bounded by what is known
+        self._changed: dict[MmHash, None] = {}  # bounded by `_known`
         self._has_changed = asyncio.Event()
 
     def find(self, mm_hash: MmHash) -> ItemPlace | None:
         return self._known.get(mm_hash)
 
     def note_metadata(self, message: EncoderCacheMetadata, *, is_copy: bool = False) -> None:
-        """An encoder makes the item at its store, or has found it there.
+        """Record that an encoder makes the item at its store, or has found it there.
 
-        `is_copy`: as its flight keeps them, perhaps of an encoder that has died since. What is known of the
-        same job already counts more.
+        `is_copy`: the metadata are the flight's copy, perhaps of a dead encoder; known facts of the same job
+        win.
         """
         if not self._are_apart():
             return
@@ -83,19 +83,19 @@ class ItemPlaces:
         )
 
     def note_sealed(self, mm_hash: MmHash, job_id: str) -> None:
-        """It is whole there; nothing, if another job has made it, or makes it, since."""
+        """Record that the item is complete there, unless another job has made it since."""
         known = self._known.get(mm_hash)
         if known is not None and known.job_id == job_id and not known.is_sealed:
             self._note(replace(known, is_sealed=True))
 
     def forget(self, mm_hash: MmHash, store: str) -> None:
-        """That store says that it has not got it."""
+        """Record that the store reports the item as missing."""
         known = self._known.get(mm_hash)
         if known is not None and known.store == store:
             del self._known[mm_hash]
 
     def take_changed(self) -> list[ItemPlace]:
-        """Those that have changed since the last time."""
+        """Return and clear the places that have changed."""
         changed, self._changed = self._changed, {}
         self._has_changed.clear()
         return [place for each in changed if (place := self._known.get(each)) is not None]

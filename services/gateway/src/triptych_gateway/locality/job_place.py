@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-LEAST_SPARE_S = 0.05  # that a job is left to the encoders that it is published for, at least
-MOST_SPARE_S = 10.0  # likewise, at most: others cannot take what waits behind it on the stream
+LEAST_SPARE_S = 0.05  # least time for which a job is left to the encoders it is published for
+MOST_SPARE_S = 10.0  # most time: other encoders cannot take jobs that wait behind it on the stream
 
 
 class PlaceReason(StrEnum):
-    """Why these encoders."""
+    """Reasons of the choice of a store's encoders."""
 
     NEAR = "near"  # they keep up
     LESS_BUSY = "less_busy"  # they are done sooner, with the transfer
@@ -30,7 +30,7 @@ class JobPlace:
     store: str
     reason: PlaceReason
     spare_after_ms: int  # encoders of other stores may take the job then
-    transfer_s: float = 0.0  # that the item is predicted to take from there to where it is needed
+    transfer_s: float = 0.0  # predicted seconds of the item's transfer to where it is needed
 
 
 def choose_place(
@@ -40,10 +40,10 @@ def choose_place(
     *,
     only_near: str | None = None,
 ) -> JobPlace:
-    """For a job whose item is needed at `target`.
+    """Choose the place of a job whose item is needed at `target`.
 
     Args:
-        waits_s: of each store with encoders, the seconds until a job that is published now is begun.
+        waits_s: by store with encoders, seconds until a job that is published now is begun.
         target: None: not known.
         transfer_s: the seconds that the item takes from a store to `target`.
         only_near: the store whose encoders shall have it, if it has any; others only after `MOST_SPARE_S`.

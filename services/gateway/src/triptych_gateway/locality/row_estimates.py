@@ -1,4 +1,4 @@
-"""RowEstimates: rows and bytes that an item's tensor will have, by those of late. Pure."""
+"""RowEstimates: rows and bytes of an item's tensor, estimated from recent items. Pure."""
 
 from cachetools import LRUCache
 
@@ -13,7 +13,7 @@ MAX_ASKED = 8192  # items that were asked about, and whose sizes are to come
 
 
 class RowEstimates:
-    """Of one gateway, whatever the namespace: what is wrong by little changes few choices."""
+    """Estimates of one gateway over all namespaces: small errors change few choices."""
 
     def __init__(self) -> None:
         self._rows: dict[Modality, float] = {}  # of an item of cost 1
@@ -22,7 +22,7 @@ class RowEstimates:
         self.mean_rows = FIRST_ROWS  # of an item
 
     def rows_of(self, mm_hash: MmHash, modality: Modality, image: ImageProperties | None) -> float:
-        """Of an item whose sizes are not known yet."""
+        """Return the estimated rows of an item without known sizes."""
         cost = self._asked[mm_hash] = turn_cost(modality, image)
         return cost * self._rows.get(modality, FIRST_ROWS)
 
@@ -30,7 +30,7 @@ class RowEstimates:
         return int(num_rows * self._row_bytes)
 
     def observe(self, metadata: EncoderCacheMetadata) -> None:
-        """An item's sizes came."""
+        """Learn rows and bytes from an item's metadata."""
         num_rows = float(metadata.num_embeds)
         self._row_bytes = _mean(self._row_bytes, metadata.num_bytes / num_rows)
         self.mean_rows = _mean(self.mean_rows, num_rows)

@@ -1,4 +1,4 @@
-"""Validation of a chat's body, in any form: what the gateway must know, and what callers may not send.
+"""Validation of a chat's body in any form: fields the gateway needs, and fields callers may not send.
 
 Everything else passes through to vLLM, which validates it again.
 """
@@ -57,7 +57,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
+    """Valid chat request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
     body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
     model: str  # "": the caller names none
@@ -72,11 +72,11 @@ class ChatRequest:
 
     @property
     def num_media_bytes(self) -> int:
-        """Of the media that the body holds."""
+        """Bytes of the media in the body."""
         return sum(part.num_sent_bytes for part in self.media)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """That its text contains none of `tokens`, which its instance announces. As a rule that is known.
+        """Refuse text with any of `tokens`, which its instance announces; mostly checked at parsing.
 
         Raises:
             RequestError: 400.
@@ -86,14 +86,14 @@ class ChatRequest:
             _check_placeholders(PlaceholderGuard(tuple(unchecked)), self.body, self.endpoint)
 
     def of_tenant(self, salt: str) -> Self:
-        """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
+        """Return the request with its tenant's salt in the forwarded body; "" without a tenant."""
         if not salt:
             return self
         body = {**self.body, "cache_salt": salt} if self.endpoint.is_computed else self.body
         return replace(self, tenant_salt=salt, body=body)
 
     def with_model(self, model: str) -> Self:
-        """The request with the name that instances know its model by."""
+        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})
@@ -117,8 +117,8 @@ def parse_chat_request(
     """Validate one body for `endpoint`. Takes a while for a large one: tens of milliseconds.
 
     Args:
-        options: those that the request may set for processor and media reader.
-        split: the body whose text `raw` is; None: `raw` is the body as it was sent.
+        options: options that the request may set for processor and media reader.
+        split: body with the text `raw`; None: `raw` is the body as sent.
 
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
@@ -159,7 +159,7 @@ def parse_chat_request(
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """`parse_chat_request` with a gateway's bounds; of large bodies in a thread: the event loop goes on."""
+    """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
 
     guard: PlaceholderGuard
     max_items: int
@@ -170,10 +170,10 @@ class RequestParser:
     async def parse(
         self, body: SplitBody, on_growth: Callable[[int], None], endpoint: Endpoint = CHAT
     ) -> ChatRequest:
-        """The request of `body`, which is empty then.
+        """Return the request of `body`, which is empty then.
 
         Args:
-            on_growth: called with the number of bytes before so many are held; may raise.
+            on_growth: called with a number of bytes before they are held; may raise.
         """
         if body.num_media and not body.is_odd:
             request = await run_parse(self.threads, len(body.text), partial(self._try_split, body, endpoint))
@@ -183,11 +183,11 @@ class RequestParser:
         return await run_parse(self.threads, body.num_bytes, lambda: self._parse(body.put_back(), endpoint))
 
     def _try_split(self, body: SplitBody, endpoint: Endpoint) -> ChatRequest | None:
-        """None: it must be read whole."""
+        """Parse a split body; None if it must be read whole."""
         try:
             return self._parse(body.text, endpoint, body)
         except RequestError:
-            return None  # reading it whole finds the same fault, and tells it in terms of what was sent
+            return None  # reading it whole finds the same fault, with the caller's own terms
 
     def _parse(self, raw: bytearray, endpoint: Endpoint, split: SplitBody | None = None) -> ChatRequest:
         return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split, endpoint)
@@ -201,14 +201,14 @@ def _check_placeholders(
 
 
 async def run_parse(threads: Executor, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
-    """Run `parse`, of so many bytes: at once when they are few, else in a thread."""
+    """Run `parse` for a body of `num_bytes`: at once if small, else in a thread."""
     if num_bytes <= PARSE_INLINE_BYTES:
         return parse()
     return await asyncio.get_running_loop().run_in_executor(threads, parse)
 
 
 def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
-    """Give each part its bytes. Returns how many characters the body has in their places.
+    """Give each part its bytes; return the number of characters in the body in their places.
 
     Raises:
         RequestError: media of the body are no part's: they stand where they are text.
@@ -225,15 +225,15 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
             part.url, part.content, part.content_digest = item.head, item.content, item.digest
             num_chars += item.num_chars
     if by_text:
-        raise RequestError(400, "invalid_value", "media stand where no media are read", None)
+        raise RequestError(400, "invalid_value", "the body has media in a place where none are read", None)
     return num_chars
 
 
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object that `raw` is.
+    """Parse `raw` as a JSON object.
 
     Raises:
-        RequestError: 400. Likewise below.
+        RequestError: 400. The same below.
     """
     try:
         fields = orjson.loads(raw)
@@ -245,7 +245,7 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
-    """The fields that the gateway reads."""
+    """Validate the fields that the gateway reads."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -256,7 +256,7 @@ def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
 
 
 def refuse_privileged(fields: dict[str, Any], endpoint: Endpoint) -> None:
-    """Refuse what the gateway and the engines alone may set, and what the endpoint does not take."""
+    """Refuse fields that only gateway and engines may set, and those the endpoint does not take."""
     for name in REFUSED_FIELDS:
         if fields.get(name) is not None:
             raise RequestError(400, "field_not_allowed", f"{name} may not be set by callers", name)

@@ -1,4 +1,4 @@
-"""Content parts of chat messages: which are text, which are media, which are refused.
+"""Content parts of chat messages: text, media, and parts that are refused.
 
 vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
 text part may carry no media key at all, and `uuid` is never passed on.
@@ -60,7 +60,7 @@ class MediaPart:
 
     @property
     def num_sent_bytes(self) -> int:
-        """Of its media, as far as the body holds them; about, where they are base64 still."""
+        """Bytes of its media in the body; an estimate while they are base64."""
         if self.content is not None:
             return len(self.content)
         is_text = self.is_base64 or self.url[:5].lower() == "data:"
@@ -68,7 +68,7 @@ class MediaPart:
 
 
 def modality_of(media: Sequence[MediaPart]) -> str:
-    """What a request is of, for metrics: text, the modality of its media, or mixed."""
+    """Return the request's modality for metrics: text, that of its media, or mixed."""
     if not media:
         return TEXT
     first = media[0].modality
@@ -76,7 +76,7 @@ def modality_of(media: Sequence[MediaPart]) -> str:
 
 
 def text_of(part: Any) -> str | None:
-    """Text that a content part renders as; None for anything that is no text part."""
+    """Return the text that a content part renders as; None for other parts."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
@@ -130,7 +130,7 @@ def check_text_parts(content: list[Any], path: str) -> None:
 
 
 def check_text_part(part: Any, path: str) -> None:
-    """Likewise for one."""
+    """Check one part of a content that may hold no media."""
     if isinstance(part, str):
         return
     part_type = part.get("type") if isinstance(part, dict) else None
@@ -143,7 +143,7 @@ def check_text_part(part: Any, path: str) -> None:
 
 
 def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str] | None:
-    """Modality, path of the id, and the id; None: the part names no file.
+    """Return modality, path of the id, and the id; None if the part names no file.
 
     The id stands where the URL would, or in the part itself.
     """
@@ -169,7 +169,7 @@ def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality,
 
 
 def _media_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str, bool]:
-    """Modality, path of the text that holds the media or names it, that text, and whether it is base64."""
+    """Return modality, path of the text with the media or their name, the text, and if it is base64."""
     if part_type == INPUT_AUDIO:
         data_path = f"{path}.{INPUT_AUDIO}.data"
         value = part.get(INPUT_AUDIO)

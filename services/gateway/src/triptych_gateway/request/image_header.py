@@ -1,4 +1,4 @@
-"""The header of an image: of which format it is, and how large. Pixels are never decoded here.
+"""Image headers: format and size. Pixels are never decoded here.
 
 A header may be as long as the file, made of millions of tiny parts. So Pillow reads it through a reader
 that counts: an image whose header costs more than any camera's is refused.
@@ -34,7 +34,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Format and size, as the header has them."""
+    """Format and size of an image, as its header has them."""
 
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
@@ -42,12 +42,12 @@ class ImageHeader:
 
     @property
     def properties(self) -> ImageProperties:
-        """As messages have it."""
+        """Properties of the image for messages."""
         return ImageProperties(format=self.format, width=self.width, height=self.height)
 
 
 def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHeader:
-    """Read the header only: is it an image of an accepted format and of a size that may be decoded?
+    """Read the header of an image of an accepted format and size.
 
     Takes milliseconds, whatever `content` is; of a JPEG the scans are counted, which takes some per MB.
 
@@ -85,7 +85,7 @@ class _CostlyHeaderError(Exception):
 
 
 class _HeaderReader(io.BytesIO):
-    """What Pillow reads a header from. Every read is counted, and refused when a bound is passed."""
+    """Reader for Pillow. Every read is counted, and refused beyond a bound."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -108,7 +108,7 @@ class _HeaderReader(io.BytesIO):
 
 
 def _check_webp_chunks(content: bytes) -> None:
-    """Chunks of a WEBP are not read one by one through a reader: its library has the file as a whole.
+    """Count the chunks of a WEBP, whose library gets the whole file instead of a reader.
 
     Raises:
         _CostlyHeaderError: there are too many.
@@ -127,7 +127,7 @@ def _too_many_pixels(path: str, limits: ImageLimits) -> RequestError:
 
 
 def set_up_pillow(max_pixels: int) -> None:
-    """Pillow's limits and warnings, for this process.
+    """Set Pillow's limits and warnings for this process.
 
     Its own limit on pixels is set to ours: a WEBP's canvas is allocated when the header is read. Our own
     check is the one that counts, so its warnings would only repeat it; others are about faulty headers,

@@ -1,7 +1,7 @@
-"""Is this what its part says it is? Looked at by first bytes and headers; nothing is decoded here.
+"""Checks that an item is what its part says, by first bytes and headers; nothing is decoded here.
 
-Of an image the header is read, and goes on with the job. Of video and audio the container is known by its
-first bytes, so that no play list reaches a media framework; how long they are, the encoder sees.
+An image's header is read and goes on with the job. Video and audio are known by the first bytes of their
+container, so that no play list reaches a media framework; the encoder checks their length.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class MediaLimits:
 
 
 def bytes_of(part: MediaPart, max_bytes: int) -> bytes:
-    """Of an item that is in the request itself.
+    """Return the bytes of an item in the request itself.
 
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
@@ -38,7 +38,7 @@ def bytes_of(part: MediaPart, max_bytes: int) -> bytes:
 
 
 def check_media(part: MediaPart, content: bytes, limits: MediaLimits) -> ImageHeader | None:
-    """The image's header; None: no image.
+    """Check an item; return an image's header, else None.
 
     Raises:
         RequestError: 400 or 413 naming the part.
@@ -49,6 +49,6 @@ def check_media(part: MediaPart, content: bytes, limits: MediaLimits) -> ImageHe
         return image
     known = _CONTAINERS[part.modality]
     if container_of(content, known) is None:
-        message = f"{part.path} is no {part.modality} of a known format: {', '.join(known)}"
+        message = f"{part.path} is not {part.modality} of a known format: {', '.join(known)}"
         raise RequestError(400, f"invalid_{part.modality}", message, part.path)
     return None

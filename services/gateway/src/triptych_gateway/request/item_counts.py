@@ -1,4 +1,4 @@
-"""How many items of which kind the model takes in a request: as the engines that encode them announce it."""
+"""Check of a request's items by modality against the limits that the encoding engines announce."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from triptych_gateway.request.content_parts import MediaPart
 
 
 def check_counts(parts: Iterable[MediaPart], limits: Mapping[Modality, int]) -> None:
-    """Before anything is fetched or encoded.
+    """Check the counts before anything is fetched or encoded.
 
     Raises:
         RequestError: 400 naming the first part that is not taken.

@@ -38,7 +38,7 @@ _STRING, _EMPTY, _OPEN, _CLOSE = (_TOKEN.groupindex[name] for name in ("string",
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """What one body may hold."""
+    """Bounds on the JSON text of one body."""
 
     max_prompt_bytes: int = 4 << 20
     max_values: int = 50_000
@@ -57,7 +57,7 @@ def check_bounds(raw: bytes | bytearray, bounds: BodyBounds) -> None:
 def count_values(
     raw: bytes | bytearray, max_values: int, spans: list[tuple[int, int]] | None = None
 ) -> int | None:
-    """Values of a JSON text, itself included; None where it has too few signs to pass a bound.
+    """Return the number of values in a JSON text; None if it is too short to pass a bound.
 
     Raises:
         RequestError: 400 more than `max_values`, or nested more than `MAX_DEPTH` deep.
@@ -98,7 +98,7 @@ def _count(raw: bytes | bytearray, sign: bytes, spans: list[tuple[int, int]]) ->
 
 
 def _prompt_spans(raw: bytes | bytearray, bounds: BodyBounds) -> Iterator[tuple[int, int]]:
-    """Start and end of what lies between the media; at most `max_prompt_bytes` together.
+    """Yield start and end of the text between the media; at most `max_prompt_bytes` together.
 
     Behind more short strings that begin like media than a body may have strings, the rest is prompt.
 
@@ -127,7 +127,7 @@ def _prompt_spans(raw: bytes | bytearray, bounds: BodyBounds) -> Iterator[tuple[
 
 
 def _media_end(raw: bytes | bytearray, start: int) -> int | None:
-    """Behind the closing quote of the media string that opens at `start`; None: that is other text.
+    """Return the end of the media string that opens at `start`, behind its quote; None for other text.
 
     A quote with a backslash before it lies inside a string, and media hold no such quote.
     """

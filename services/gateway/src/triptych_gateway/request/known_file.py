@@ -1,4 +1,4 @@
-"""A file that was uploaded before, as a request needs it: what is known of it, and how its bytes are read.
+"""Uploaded file for a request: its record, and a reader of its bytes.
 
 As a rule a request that names it needs no bytes: identity, kind and size were found at the upload.
 """
@@ -14,7 +14,7 @@ from triptych_gateway.request.image_header import ImageHeader
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """Its bytes are read each time that they are asked for; none are kept."""
+    """Uploaded file whose bytes are read at each call; none are kept."""
 
     file_id: str
     num_bytes: int
@@ -22,7 +22,7 @@ class KnownFile:
     modalities: tuple[Modality, ...]  # that it can be; the likeliest first
     image: ImageHeader | None  # of an image
     read: Callable[[], bytes] = field(repr=False)
-    """Its bytes. Blocks on the disk, so call it in a thread.
+    """Reader of the file's bytes. It blocks on the disk, so call it in a thread.
 
     Raises:
         RequestError: 404 it was deleted meanwhile; 503 it cannot be read.
@@ -30,5 +30,5 @@ class KnownFile:
     threads: Executor = field(repr=False)
 
     async def fetch(self) -> bytes:
-        """`read` in a thread of its own pool."""
+        """Read the bytes in a thread of its own pool."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, self.read)

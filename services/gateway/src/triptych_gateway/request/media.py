@@ -3,7 +3,7 @@
 Items that are named by URL are fetched at the same time. Whatever way bytes came, they are checked alike, and
 equal bytes are one item. Decoding base64, reading the image's header and hashing take milliseconds for large
 media, so they run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
-Of an uploaded file all that was found at its upload: its bytes are not read here.
+An uploaded file was checked at its upload: its bytes are not read here.
 """
 
 import asyncio
@@ -46,27 +46,27 @@ class TakenItem:
 
     @property
     def needs_encoder(self) -> bool:
-        """Instances with a tower take media as they are, and no options of a request for them."""
+        """True if instances with a tower cannot take it: they take no options of a request."""
         return bool(self.processor_options or self.media_io_options)
 
     @property
     def num_bytes(self) -> int:
-        """Of the media."""
+        """Number of bytes of the media."""
         return self.content.num_bytes if isinstance(self.content, KnownFile) else len(self.content)
 
     @property
     def num_held_bytes(self) -> int:
-        """Of memory."""
+        """Bytes that the item holds in memory."""
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
 
     def read_content(self) -> bytes:
-        """The media's bytes. Of a file it blocks, and raises as `KnownFile.read` does."""
+        """Return the media's bytes; a file's blocks and raises as `KnownFile.read` does."""
         return self.content.read() if isinstance(self.content, KnownFile) else self.content
 
 
 @dataclass(frozen=True, slots=True)
 class ItemNaming:
-    """What an item's identity is made of beside its part and its bytes."""
+    """Parts of an item's identity besides its part and its bytes."""
 
     namespace_digest: str
     video_piece_rows: int  # the fewest of a video's piece; 0: no video is divided
@@ -77,7 +77,7 @@ class ItemNaming:
     def name_item(
         self, part: MediaPart, content: bytes | KnownFile, digest: str, image: ImageHeader | None
     ) -> TakenItem:
-        """The item of `content`, whose `media_digest` is `digest`.
+        """Return the item of `content`, whose `media_digest` is `digest`.
 
         Raises:
             RequestError: 400, the options are no plain JSON.
@@ -108,13 +108,13 @@ class ItemNaming:
         )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:
-        """The item of an uploaded file, of which nothing is read. Raises likewise."""
+        """Return the item of an uploaded file without reading it. Raises as `name_item` does."""
         return self.name_item(part, file, file.media_digest, file.image)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaIntake:
-    """One per gateway."""
+    """Media intake of one gateway."""
 
     limits: MediaLimits
     threads: Executor
@@ -125,11 +125,11 @@ class MediaIntake:
     ) -> tuple[TakenItem, ...]:
         """Take every item of `request`, in order. No text is held beside its bytes for long.
 
-        Nothing is fetched for a request that has a URL which is not allowed.
+        Nothing is fetched for a request with a forbidden URL.
 
         Args:
-            deadline: monotonic seconds; what is not fetched by then is refused.
-            on_growth: called with the number of bytes that were fetched, before so many are held; may raise.
+            deadline: monotonic seconds; items not fetched by then are refused.
+            on_growth: called with a number of fetched bytes before they are held; may raise.
 
         Raises:
             RequestError: 400 or 413 naming an item that is refused; 503 for want of memory, files or places.
@@ -172,7 +172,7 @@ class MediaIntake:
     def rename_items(
         self, request: ChatRequest, items: Sequence[TakenItem], namespace_digest: str
     ) -> tuple[TakenItem, ...]:
-        """`items` of `request` as they are named in another namespace."""
+        """Return `items` of `request` with their names in another namespace."""
         return tuple(
             self._naming(item.part, request, namespace_digest).name_item(
                 item.part, item.content, item.media_digest, item.image
@@ -181,7 +181,7 @@ class MediaIntake:
         )
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
-        """The URL to fetch; None: the item is in the request, or a file."""
+        """Return the URL to fetch; None for an item in the request, or a file."""
         if part.file is not None:
             if part.file.num_bytes > self.limits.max_item_bytes:  # another gateway took it
                 raise too_large(part.path, self.limits.max_item_bytes)
@@ -200,7 +200,7 @@ class MediaIntake:
         namespace_digest: str,
         fetches: Mapping[int, asyncio.Task[bytes]],
     ) -> tuple[TakenItem, ...]:
-        """One after the other, each as soon as it is there."""
+        """Take the items one after the other, each as soon as it has arrived."""
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []
         contents: dict[MmHash, bytes | KnownFile] = {}
@@ -250,6 +250,6 @@ class MediaIntake:
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What failed first; the other fetches were cancelled for it."""
+    """Return the first failure; the other fetches were cancelled for it."""
     first = errors.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

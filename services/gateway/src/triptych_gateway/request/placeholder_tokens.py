@@ -1,4 +1,4 @@
-"""Special tokens that stand for media in a rendered prompt may not come from the caller's text.
+"""Placeholder tokens, which stand for media in a rendered prompt, are refused in a caller's text.
 
 One more `<|image_pad|>` than there are images would put an image's embeddings in another's place,
 or make the engine refuse the prompt. So it is a 400 that names where the token stands.
@@ -25,12 +25,12 @@ Place = tuple["Place | None", str | int]
 
 
 class PlaceholderGuard:
-    """Finds the tokens of a request's model in its text.
+    """Guard that finds the tokens of a request's model in its text.
 
     Args:
-        tokens: of every model.
-        max_values: that the rendered fields may hold, what is parsed out of their strings included.
-        announced: by a model's instances.
+        tokens: tokens of every model.
+        max_values: values in the rendered fields, with those parsed out of their strings.
+        announced: tokens that a model's instances announce.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PlaceholderGuard:
         self._announced = announced
 
     def tokens_of(self, model: str) -> frozenset[str]:
-        """Those that are looked for in requests for `model` now: its instances may not be known yet."""
+        """Return the tokens to find in requests for `model` now: its instances may be unknown yet."""
         return frozenset((*self._tokens, *self._announced(model)))
 
     def check_texts(
@@ -67,10 +67,10 @@ class PlaceholderGuard:
                     raise _found(token, format_place(place))
 
     def check_joined(self, model: str, texts: Iterable[tuple[str, str]]) -> None:
-        """Search texts that vLLM makes of a body's for `model`, each with its path.
+        """Search texts that vLLM makes from a body's for `model`, each with its path.
 
         Raises:
-            RequestError: likewise.
+            RequestError: as `check_texts`.
         """
         tokens = self.tokens_of(model)
         for path, text in texts:
@@ -87,7 +87,7 @@ def _found(token: str, path: str) -> RequestError:
 def _texts(
     body: Mapping[str, Any], inputs: Sequence[str], skip: set[int], max_values: int
 ) -> Iterator[tuple[Place, str]]:
-    """Every string and key with its place. Iterative: a body may be nested deeply."""
+    """Yield every string and key with its place, iteratively, since a body may be nested deeply."""
     stack: list[tuple[Place, int, Any]] = [
         ((None, name), 1, body[name])
         for name in dict.fromkeys((*RENDERED_FIELDS, *inputs))
@@ -131,7 +131,7 @@ def _without_header(text: str) -> str:
 
 
 def _parse(text: str, max_values: int) -> Any:
-    """As vLLM does it, with the same parser; None for what it refuses."""
+    """Parse as vLLM does, with the same parser; None for text that it refuses."""
     try:
         count_values(text.encode(), max_values)
         return json.loads(text)
@@ -142,7 +142,7 @@ def _parse(text: str, max_values: int) -> Any:
 
 
 def format_place(place: Place) -> str:
-    """((None, 'messages'), 0) -> 'messages[0]'; cut where it is very long."""
+    """Format ((None, 'messages'), 0) as 'messages[0]'; cut where it is very long."""
     steps: list[str] = []
     link: Place | None = place
     while link is not None:

@@ -1,4 +1,4 @@
-"""Where a value stands in a body: the keys and indices that lead to it, from the outside.
+"""Places in a body: the keys and indices that lead to a value, from the outside.
 
 ("messages", 0, "content", 2)    messages[0].content[2]
 """
@@ -10,7 +10,7 @@ Place = tuple[str | int, ...]
 
 
 def format_place(place: Place) -> str:
-    """('messages', 0, 'role') -> 'messages[0].role'."""
+    """Format ('messages', 0, 'role') as 'messages[0].role'."""
     path = ""
     for step in place:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
@@ -18,19 +18,19 @@ def format_place(place: Place) -> str:
 
 
 def value_at(body: Any, place: Place) -> Any:
-    """It must be there. Likewise below."""
+    """Return the value at a place, which must exist; the same below."""
     for step in place:
         body = body[step]
     return body
 
 
 def put_at(body: Any, place: Place, value: Any) -> None:
-    """In the body itself."""
+    """Replace the value at a place in the body itself."""
     value_at(body, place[:-1])[place[-1]] = value
 
 
 def replace_at(body: dict[str, Any], values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
-    """The body with other values in these places. What leads to them is copied, and nothing else."""
+    """Return the body with other values in these places, copying only the way to them."""
     copies: dict[Place, Any] = {(): dict(body)}
     for place, value in values:
         for depth in range(1, len(place)):
@@ -42,7 +42,7 @@ def replace_at(body: dict[str, Any], values: Iterable[tuple[Place, Any]]) -> dic
 
 
 def lists_before(body: Any, place: Place) -> Iterator[list[Any]]:
-    """What comes before the place in each list that leads to it, from the outside."""
+    """Yield the elements before the place in each list that leads to it, from the outside."""
     for step in place:
         if isinstance(step, int):
             yield body[:step]

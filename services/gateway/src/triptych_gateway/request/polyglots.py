@@ -1,4 +1,4 @@
-"""Files that are images of two formats at once, depending on the reader.
+"""Polyglots: files that are images of two formats at once, depending on the reader.
 
 Every reader of Pillow's has a test of the first bytes, or a signature elsewhere. A file that passes the one
 of another format than it was opened with is refused: other software would show another image.
@@ -17,7 +17,7 @@ SPIDER_FLOATS = 27  # its header, in either order of bytes; likewise
 
 
 def check_one_format(content: bytes, path: str, image_format: str) -> None:
-    """Refuse `content`, opened as `image_format`, where another reader would take it too.
+    """Refuse `content`, opened as `image_format`, if another reader would take it too.
 
     No reader runs: only their tests of the first bytes.
 

@@ -1,10 +1,10 @@
-"""Prompts that are longer than the model takes, refused before their media are encoded.
+"""Prompts longer than the model takes, refused before their media are encoded.
 
     rows of the items whose sizes are known + 1 > max_model_len     too long, whatever the text is
     bytes of the text + those rows <= max_model_len                 not yet: a token has a byte at least
     between                                                         prefill_decode counts the text's tokens
 
-prefill_decode checks the whole prompt again. What callers have tokenized is bounded likewise.
+prefill_decode checks the whole prompt again. Text that callers have tokenized is bounded in the same way.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ TOKENIZE = {
     ),
     ChatForm.MESSAGES: (COUNT_TOKENS.path, tuple({**COUNT_TOKENS.passed_fields, "model": None})),
 }
-# Text beyond so many characters per token of the limit is not counted: what comes before is too much already.
+# Longer text per token of the limit is not counted: its beginning is too much already.
 CHARS_PER_TOKEN = 64
 MAX_HEAD_BYTES = 512  # of the answer: the count stands before the tokens
 _COUNT = re.compile(rb'"(?:count|input_tokens)" *: *(\d+)')
 
 
 def too_long(num_tokens: int, max_model_len: int) -> RequestError:
-    """400, with vLLM's text."""
+    """Return the 400 with vLLM's text."""
     return RequestError(
         400,
         "context_length_exceeded",
@@ -61,7 +61,7 @@ def too_long(num_tokens: int, max_model_len: int) -> RequestError:
 
 
 def check_tokenized_text(num_bytes: int, max_model_len: int | None) -> None:
-    """Refuse text to be tokenized of which no prompt could have so much: its tokens take all others' time.
+    """Refuse text to tokenize that exceeds any prompt: its tokens would take all others' time.
 
     Raises:
         RequestError: 413.
@@ -79,7 +79,7 @@ async def check_prompt_length(
     timeout_s: float,
     on_broke_off: Callable[[InstanceRecord], None],
 ) -> None:
-    """Refuse `request` if its text is too long beside `num_rows`. What is not known passes.
+    """Refuse `request` if its text is known to be too long beside `num_rows`.
 
     Args:
         on_broke_off: called with `record` if the instance ends while it counts.
@@ -110,7 +110,7 @@ async def check_prompt_length(
 
 
 async def _count(client: ClientSession, url: str, body: dict[str, Any]) -> int | None:
-    """None where prefill_decode did not take it: its answer to the request itself gives the reason."""
+    """Count tokens; None if prefill_decode refuses, whose answer to the request then has the reason."""
     answer = await open_response(client, url, orjson.dumps(body))
     try:
         if not answer.ok:
@@ -125,7 +125,7 @@ async def _count(client: ClientSession, url: str, body: dict[str, Any]) -> int |
 
 
 def _without_media(messages: list[dict[str, Any]], max_chars: int) -> list[dict[str, Any]]:
-    """Messages with their text alone, up to `max_chars` of it: no more tokens than the whole has."""
+    """Return messages with up to `max_chars` of their text, which has no more tokens than the whole."""
     kept: list[dict[str, Any]] = []
     left = max_chars
     for message in messages:

@@ -1,4 +1,4 @@
-"""Reading a request's body, bounded in size: it is split into text and media as it arrives."""
+"""Reader of a request's body, bounded in size: text and media are split as it arrives."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,10 +16,10 @@ STEP = 64 << 10  # bytes that are split at once; then others have a turn
 async def read_body(
     scope: Scope, receive: Receive, *, max_bytes: int, on_growth: Callable[[int], None]
 ) -> SplitBody:
-    """The whole body of the ASGI request `scope`. Bound it.
+    """Read the whole body of the ASGI request `scope`. Bound it.
 
     Args:
-        on_growth: called with the number of bytes before so many are held; may raise.
+        on_growth: called with a number of bytes before they are held; may raise.
 
     Raises:
         RequestError: 413 too large.
@@ -47,27 +47,27 @@ async def read_body(
 
 
 def body_timeout() -> RequestError:
-    """408: the client stopped sending."""
+    """Return the 408 for a client that stopped sending."""
     return RequestError(408, "body_timeout", "the body of the request did not arrive in time")
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of this name, in lower case, as ASGI gives them; None: there is none."""
+    """Return the first header of this lower-case name, or None."""
     return next((value.decode("latin-1") for each, value in scope["headers"] if each == name), None)
 
 
 def body_too_large(max_bytes: int) -> RequestError:
-    """413: whatever it holds."""
+    """Return the 413 for a body of any content."""
     return RequestError(413, "body_too_large", f"the body of the request is larger than {max_bytes} bytes")
 
 
 async def wait_disconnect(receive: Receive, has_ended: Callable[[], bool]) -> None:
-    """For when the body has been read: raises when the client goes away before the answer's end.
+    """Wait after the body; raise if the client goes away before the answer's end.
 
     `http.disconnect` comes also once the answer is complete, which `has_ended` distinguishes.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect: it went away before.
     """
     while (await receive())["type"] != "http.disconnect":
         pass

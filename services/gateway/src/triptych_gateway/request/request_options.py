@@ -1,7 +1,7 @@
-"""The gate for the options that a request sets for the model's processor and the media reader.
+"""Gate for a request's options of the model's processor and the media reader.
 
-vLLM has the same one, in front of its renderer: an option changes what an image costs and what the vision
-tower is given. Here, as there, all are refused unless the operator lists them; then with bounds.
+vLLM has the same one, in front of its renderer: an option changes an image's cost and the vision tower's
+input. Here, as there, all are refused unless the operator lists them; then with bounds.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ OPTIONS_FIELDS = (PROCESSOR_FIELD, MEDIA_IO_FIELD)
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options that requests may set. By default none."""
+    """Options that requests may set; none by default."""
 
     processor: OptionRules = field(default_factory=dict)
     media: Mapping[Modality, OptionRules] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Validation of the bodies of all forwarded endpoints but chat completions: none of them may hold media.
+"""Validation of forwarded bodies other than chat completions: none may hold media.
 
 An input is text, token ids, messages, objects with a `content`, or a list of these. Each of them is checked
 here: vLLM would fetch media that it finds, from wherever a caller says. Everything else passes through to
@@ -35,7 +35,7 @@ MAX_LISTS = 2  # lists of lists of token ids, or of messages
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A valid request without media."""
+    """Valid request without media."""
 
     body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt where it is one's
     model: str  # "": the caller names none
@@ -48,29 +48,29 @@ class TextRequest:
 
     @property
     def num_media_bytes(self) -> int:
-        """Of the media that the body holds."""
+        """Bytes of the media in the body."""
         return sum(part.num_sent_bytes for part in self.media)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """As `ChatRequest` has it."""
+        """Check texts as `ChatRequest.check_placeholders` does."""
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked and self.is_computed:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> Self:
-        """As `ChatRequest` has it."""
+        """Return a copy for a tenant, as `ChatRequest.of_tenant` does."""
         if not salt or not self.is_computed:
             return self
         return replace(self, body={**self.body, "cache_salt": salt})
 
     def with_model(self, model: str) -> "TextRequest":
-        """The request with the name that instances know its model by."""
+        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})
 
     def of_model(self, model: str) -> "TextRequest":
-        """The request for a model that its caller has not named."""
+        """Return the request for a model that its caller has not named."""
         return replace(self, model=model)
 
 
@@ -115,7 +115,7 @@ def parse_text_request(
 
 @dataclass(frozen=True, slots=True)
 class TextParser:
-    """`parse_text_request` with a gateway's bounds; of large bodies in a thread: the event loop goes on."""
+    """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
 
     guard: PlaceholderGuard
     limits: RequestLimits
@@ -125,7 +125,7 @@ class TextParser:
     async def parse(
         self, body: SplitBody, endpoint: Endpoint, on_growth: Callable[[int], None]
     ) -> TextRequest:
-        """The request of `body`, which is empty then. `on_growth`: as `RequestParser` has it."""
+        """Return the request of `body`, which is empty then; `on_growth` is as in `RequestParser`."""
         on_growth(body.num_bytes)
 
         def parse() -> TextRequest:
@@ -145,7 +145,7 @@ def _check_input(value: Any, path: str, max_messages: int, num_lists: int = 0) -
     kinds = {type(each) for each in value}
     if kinds <= {int}:
         if value and min(value) < 0:
-            raise RequestError(400, "invalid_value", f"{path}: a token id is 0 or more", path)
+            raise RequestError(400, "invalid_value", f"{path}: token ids must be 0 or more", path)
     elif kinds <= {str, dict}:
         objects = [(index, each) for index, each in enumerate(value) if isinstance(each, dict)]
         if len(objects) > max_messages:
@@ -165,7 +165,7 @@ def _no_input(path: str) -> RequestError:
 
 
 def _check_object(value: dict[str, Any], path: str) -> None:
-    """A message, or what is scored: an object with a content; or one part of a content."""
+    """Check a message, a scored object with a content, or one part of a content."""
     content = value.get("content")
     if isinstance(content, list):
         check_text_parts(content, f"{path}.content")
@@ -179,7 +179,7 @@ def _check_object(value: dict[str, Any], path: str) -> None:
 
 
 def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestLimits) -> None:
-    """How many requests of the engine one request becomes."""
+    """Check the number of engine requests that the request becomes."""
     numbers = [(name, _num_inputs(fields.get(name))) for name in endpoint.inputs]
     if endpoint.kind is EndpointKind.POOL:
         for name, number in numbers:
@@ -191,7 +191,7 @@ def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, l
             raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
         for name, number in numbers:
             if number * num_choices > limits.max_choices:
-                message = f"{name} may ask for {limits.max_choices} choices at most, n of them for each"
+                message = f"{name} may ask for {limits.max_choices} choices at most, n for each input"
                 raise RequestError(400, "invalid_value", message, name)
     # vLLM reads it whatever else it is given, and then sends what describes the bytes in a header.
     if endpoint.kind is EndpointKind.POOL and fields.get("encoding_format") == "bytes":
@@ -200,13 +200,13 @@ def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, l
 
 
 def _check_stream(body: TextBody, endpoint: Endpoint) -> None:
-    """vLLM does not refuse it for a batch of chats: it then answers with the last tokens alone."""
+    """Refuse streams of a batch of chats: vLLM would answer with the last tokens alone."""
     if body.stream and endpoint.kind is EndpointKind.GENERATE and not endpoint.streams:
         raise RequestError(400, "unsupported", f"{endpoint.path} does not stream", "stream")
 
 
 def _num_inputs(value: Any) -> int:
-    """Texts, lists of token ids, or lists of messages in one field."""
+    """Return the number of texts, lists of token ids, or lists of messages in one field."""
     if not isinstance(value, list):
         return 0 if value is None else 1
     is_one = all(isinstance(each, int) or (isinstance(each, dict) and "role" in each) for each in value)

@@ -1,4 +1,4 @@
-"""A request that goes on from a stored response: what it must have besides its body."""
+"""Request that continues a stored response: what it needs besides its body."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from triptych_gateway.responses.response_request import ResponseRequest
 async def continue_from(
     request: ResponseRequest, found: FoundResponse, images: KeptImages, caller: Caller, max_items: int
 ) -> ResponseRequest:
-    """`request` with the images of the conversation so far before its own; they stand nowhere in its body.
+    """Return `request` with the images of the conversation before its own; they have no place in its body.
 
     Raises:
         RequestError: 404, the response is of another model; 400, other options than before, too many images.
@@ -45,7 +45,7 @@ async def continue_from(
     ]
     own = [replace(part, item_index=part.item_index + len(earlier)) for part in request.media]
     if len(earlier) + len(own) > max_items:
-        message = f"a request may hold {max_items} media items at most, with those of the response before it"
+        message = f"a request may hold {max_items} media items at most, with those of the earlier responses"
         raise RequestError(400, "too_many_items", message, PREVIOUS_FIELD)
     body = {**request.body, "model": record.model}  # without it vLLM would take an adapter's base model
     return replace(request, body=body, model=record.model, media=(*earlier, *own))
@@ -61,7 +61,7 @@ def record_of(
     owner: str,
     is_raw: bool,
 ) -> ResponseRecord:
-    """What is kept of a response when its answer begins. `is_raw`: its media were sent raw."""
+    """Return the record of a response when its answer begins; `is_raw` means that its media were sent raw."""
     has_raw_media = is_raw or (found is not None and found.record.has_raw_media)
     kept = [] if is_raw else [item for item in items if request.is_kept(item.part)]
     return ResponseRecord(
@@ -89,11 +89,11 @@ def _image_of(item: TakenItem) -> ResponseImage:
 
 
 def _file_id(item: TakenItem) -> str | None:
-    """Of an uploaded file; images of an earlier response look like files, too."""
+    """Return the id of an uploaded file; images of an earlier response look like files too."""
     file = item.part.file
     return file.file_id if file is not None and is_file_id(file.file_id) else None
 
 
 def _other_options(name: str) -> RequestError:
-    message = f"{name} must be those of the response that the request goes on from"
+    message = f"{name} must be those of the response that the request continues"
     return RequestError(400, "unsupported", message, name)

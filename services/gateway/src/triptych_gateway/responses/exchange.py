@@ -1,6 +1,7 @@
-"""A response over HTTP: made, or read and cancelled where it is stored.
+"""Responses over HTTP: made, or read and cancelled where they are stored.
 
-What is stored is recorded before the first byte of its answer is sent: a client that has an id finds it.
+A stored response is recorded before the first byte of its answer is sent, so that a client with its id finds
+it.
 """
 
 from concurrent.futures import Executor
@@ -41,7 +42,7 @@ _FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """What the exchanges of responses share beside `ChatParts`."""
+    """Parts that exchanges of responses share beside `ChatParts`."""
 
     index: ResponseIndex
     images: KeptImages
@@ -61,7 +62,7 @@ class ResponseParts:
 
 
 class ResponseExchange(Exchange[ResponseRequest]):
-    """A response is made, perhaps from an earlier one."""
+    """Exchange that makes a response, perhaps from an earlier one."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class ResponseExchange(Exchange[ResponseRequest]):
         return request
 
     def _check_background(self, request: ResponseRequest) -> None:
-        """What it takes is not known while its caller is there: its bound counts."""
+        """Require a bound on a background response, whose usage is unknown while its caller is connected."""
         if not isinstance(request.body.get("max_output_tokens"), int):
             message = "max_output_tokens must be set for background: this API key has a limit of tokens"
             raise RequestError(400, "missing_field", message, "max_output_tokens")
@@ -121,7 +122,7 @@ class ResponseExchange(Exchange[ResponseRequest]):
             await parts.forwarder.forward(dispatch, client)
 
     async def _keep(self, request: ResponseRequest, dispatch: Dispatch, instance: InstanceRecord) -> None:
-        """The answer of `instance` has begun."""
+        """Keep the response when the answer of `instance` has begun."""
         if not request.stores or not instance.stores_responses:
             return
         if request.media and instance.role not in SERVING_ROLES:
@@ -143,7 +144,7 @@ class ResponseExchange(Exchange[ResponseRequest]):
 
 
 class StoredExchange(Exchange[TextRequest]):
-    """A stored response is read, perhaps its events, or cancelled. No limits of keys are counted."""
+    """Exchange that reads a stored response or its events, or cancels it. Limits of keys do not count."""
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class StoredExchange(Exchange[TextRequest]):
 
 
 def _stream_query(scope: Scope) -> tuple[bool, str]:
-    """Whether a stream is asked for, and the query for prefill_decode.
+    """Return whether a stream is requested, and the query for prefill_decode.
 
     Raises:
         RequestError: 400.

@@ -1,7 +1,7 @@
 """Bytes of images of stored responses, in this gateway's memory: as many as there is room for.
 
-A response goes on for as long as an encoder's output is in the store or its bytes are to be had: here, or in
-an uploaded file. What has left all of these is told to the caller.
+A response can be continued while the encoder's output is in the store, or the image's bytes are here or in an
+uploaded file. Otherwise the caller gets an error.
 """
 
 from concurrent.futures import Executor
@@ -21,7 +21,7 @@ PREVIOUS_FIELD = "previous_response_id"
 
 
 class KeptImages:
-    """One per gateway. Those that were used least recently go first."""
+    """Kept images of one gateway; the least recently used are dropped."""
 
     def __init__(self, max_bytes: int, files: FileService | None, threads: Executor) -> None:
         self._kept: LRUCache[str, bytes] = LRUCache(max_bytes, getsizeof=len)  # by the bytes' digest
@@ -33,7 +33,7 @@ class KeptImages:
             self._kept[media_digest] = content
 
     async def find(self, image: ResponseImage, caller: Caller, response_id: str) -> KnownFile:
-        """The image, as if it were a file. Its bytes are asked for only if the store has lost its output."""
+        """Return the image as a file. Its bytes are read only if the store has lost its output."""
         content = self._kept.get(image.media_digest)
         if content is None and image.file_id is not None and self._files is not None:
             file = await self._files.find_file(caller, image.file_id)

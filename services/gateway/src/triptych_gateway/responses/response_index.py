@@ -1,4 +1,4 @@
-"""Where stored responses are: records that every gateway writes and reads, in Redis."""
+"""Index of stored responses: records in Redis that every gateway writes and reads."""
 
 import asyncio
 import re
@@ -28,21 +28,21 @@ _ID = re.compile(r"resp_[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class FoundResponse:
-    """A response that its caller may read, and the instance that has it."""
+    """Response that its caller may read, and the instance that has it."""
 
     record: ResponseRecord
     instance: InstanceRecord
 
 
 class ResponseIndex:
-    """One per gateway."""
+    """Index of one gateway's callers."""
 
     def __init__(self, stored: StoredResponses, view: RegistryView) -> None:
         self._stored = stored
         self._view = view
 
     async def find(self, response_id: str, caller: Caller) -> FoundResponse:
-        """A response of `caller`'s.
+        """Find a response of the caller.
 
         Raises:
             RequestError: 404, there is none, it is another key's, or its instance is gone; 503, Redis is
@@ -62,7 +62,7 @@ class ResponseIndex:
         return FoundResponse(record, instance)
 
     async def keep(self, response_id: str, record: ResponseRecord) -> None:
-        """Without Redis the response is not found later; the answer goes on."""
+        """Record a response. Without Redis it is not found later, but the answer goes on."""
         try:
             async with asyncio.timeout(REDIS_TIMEOUT_S):
                 await self._stored.set(response_id, record.model_dump_json(exclude_defaults=True).encode())
@@ -96,11 +96,11 @@ class ResponseIndex:
 
 
 def new_response_id() -> str:
-    """One that cannot be guessed."""
+    """Return a new id that cannot be guessed."""
     return f"resp_{uuid4().hex}"
 
 
 def response_not_found(response_id: str) -> RequestError:
-    """404, with vLLM's words."""
+    """Return the 404 in vLLM's words."""
     message = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
     return RequestError(404, "response_not_found", message, RESPONSE_PARAM)

@@ -1,6 +1,6 @@
-"""What Redis keeps of a stored response, as JSON: where it is, whose it is, and which images it has. Pure.
+"""Record of a stored response in Redis, as JSON: its instance, owner and images. Pure.
 
-Texts are none of it: they are in the instance alone.
+The record has no texts: they are in the instance alone.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ResponseImage(BaseModel):
-    """An image of the conversation up to a response: all but its bytes."""
+    """Image of the conversation up to a response, without its bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +25,7 @@ class ResponseImage(BaseModel):
 
 
 class ResponseRecord(BaseModel):
-    """One stored response."""
+    """Record of one stored response."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

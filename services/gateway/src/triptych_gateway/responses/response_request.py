@@ -1,4 +1,4 @@
-"""The request of a response: a chat, and what is its own."""
+"""Request for a response: a chat with fields of its own."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,13 +15,13 @@ CALLERS_TOOLS = ("function", "custom", "namespace")
 
 @dataclass(frozen=True)
 class ResponseRequest(ChatRequest):
-    """A valid request. Images of the response that it goes on from come before its own, without a place."""
+    """Valid request. Images of the response that it continues come before its own, without a place."""
 
-    response_id: str = ""  # of what it makes
+    response_id: str = ""  # id of the response that it makes
 
     @classmethod
     def of_chat(cls, chat: ChatRequest, response_id: str) -> "ResponseRequest":
-        """Raises RequestError: 400, a tool that callers do not run."""
+        """Make the request from a chat. Raises RequestError: 400, a tool that callers do not run."""
         _check_tools(chat.body.get("tools"), ("tools",))
         values = {each.name: getattr(chat, each.name) for each in fields(chat)}
         values["body"] = {**chat.body, "request_id": response_id}
@@ -29,7 +29,7 @@ class ResponseRequest(ChatRequest):
 
     @property
     def stores(self) -> bool:
-        """Whether it may be stored."""
+        """True if the response may be stored."""
         return bool(self.body.get("store", True))
 
     @property
@@ -42,11 +42,11 @@ class ResponseRequest(ChatRequest):
         return previous
 
     def is_kept(self, part: MediaPart) -> bool:
-        """Whether a request that goes on from this one has the item: vLLM leaves system messages out."""
+        """Return whether a continuation has the item too: vLLM leaves system messages out."""
         return not part.place or value_at(self.body, part.place[:2]).get("role") != "system"
 
     def check_beside_media(self, *, has_earlier_media: bool = False) -> None:
-        """What may not be asked for together with media, also those from before.
+        """Refuse fields that cannot be combined with media, also with those from before.
 
         Raises:
             RequestError: 400.

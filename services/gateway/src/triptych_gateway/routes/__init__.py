@@ -1,6 +1,6 @@
-"""HTTP routes, each with the parts that it needs. Which there are stands in `endpoints.table`.
+"""HTTP routes, each with the parts that it needs. `endpoints.table` lists them.
 
-forwarded  what goes to a prefill_decode: chat completions, and text in other forms
+forwarded  requests for prefill_decode: chat completions, and text in other forms
 local      how the others are added
 models       /v1/models
 files        /v1/files

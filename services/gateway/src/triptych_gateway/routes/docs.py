@@ -33,5 +33,5 @@ def docs_routes() -> APIRouter:
 
 @functools.cache
 def _document(version: str) -> bytes:
-    """Of the API. It takes a tenth of a second to make."""
+    """Return the API's description, which takes a tenth of a second to make."""
     return orjson.dumps(describe_api(ENDPOINTS, version))

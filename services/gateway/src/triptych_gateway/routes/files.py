@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class ContentResponse(Response):
-    """A file's bytes, read as the client takes them."""
+    """Answer with a file's bytes, read as the client takes them."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ContentResponse(Response):
         record: FileRecord,
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: how long the client may take nothing."""
+        """Store the file; `timeout_s` is how long the client may read nothing."""
         headers = {
             "Content-Length": str(record.num_bytes),
             "Content-Disposition": "attachment",
@@ -68,7 +68,7 @@ class ContentResponse(Response):
 
 
 def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
-    """`files` None: the operator has named no directory."""
+    """Return the routes of files; without `files` they answer that no directory is set."""
     router = APIRouter()
 
     def admit(request: Request) -> tuple[FileService, Caller]:

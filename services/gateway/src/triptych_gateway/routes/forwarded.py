@@ -1,4 +1,4 @@
-"""The endpoints that are forwarded."""
+"""Routes of the endpoints that are forwarded."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 
 
 class ForwardedApp:
-    """ASGI application of one endpoint."""
+    """ASGI application of one forwarded endpoint."""
 
     def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
         self.endpoint = endpoint
@@ -26,7 +26,7 @@ class ForwardedApp:
 
 
 def forwarded_apps(parts: ChatParts, responses: ResponseParts) -> list[ForwardedApp]:
-    """One for each endpoint that is forwarded."""
+    """Return one application for each forwarded endpoint."""
     return [ForwardedApp(endpoint, _exchange_of(endpoint, parts, responses)) for endpoint in FORWARDED]
 
 
@@ -41,10 +41,10 @@ def _exchange_of(endpoint: Endpoint, parts: ChatParts, responses: ResponseParts)
 
 
 class ForwardedFirst:
-    """ASGI application that gives what is forwarded to `apps`, and every other request to `others`.
+    """ASGI application that passes forwarded requests to `apps`, and all others to `others`.
 
-    No framework stands between the server and a request that is forwarded: its layers take time of each. But
-    for paths with parameters, which `others` reads.
+    No framework stands between the server and a forwarded request, whose layers would cost time; only paths
+    with parameters go through `others`.
     """
 
     def __init__(self, apps: Sequence[ForwardedApp], others: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""/health and /ping, as vLLM's server has them; /health/live, /health/ready, /version and /metrics."""
+"""Routes /health and /ping, as in vLLM's server; /health/live, /health/ready, /version and /metrics."""
 
 from importlib.metadata import version
 
@@ -28,8 +28,8 @@ def health_routes(
     router = APIRouter()
 
     def is_ready() -> bool:
-        """An instance serves. Text requests need neither Redis nor an encoder: a balancer that took out
-        every gateway because Redis is away would end those, too."""
+        """Return whether an instance serves. Text requests need neither Redis nor an encoder: a balancer that
+        removed every gateway because Redis is away would end those too."""
         return bool(view.serving) and not registration.record.draining
 
     async def health() -> Response:
@@ -85,5 +85,5 @@ def health_routes(
 
 
 def gateway_version() -> str:
-    """Of the installed package."""
+    """Return the version of the installed package."""
     return version(PACKAGE)

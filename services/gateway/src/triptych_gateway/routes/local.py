@@ -11,7 +11,7 @@ Handler = Callable[..., Any]
 
 
 def add_route(router: APIRouter, endpoint: Endpoint, handler: Handler) -> None:
-    """Serve `endpoint` by `handler`, which checks the key where the table says that one is needed."""
+    """Serve `endpoint` by `handler`, which checks the key if the table requires one."""
     router.add_api_route(
         endpoint.path,
         handler,

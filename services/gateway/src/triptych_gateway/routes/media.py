@@ -1,7 +1,7 @@
-"""GET /internal/media/{token}: for encoders, while a request that needs the media lives.
+"""GET /internal/media/{token}: media for encoders, while a request that needs them lives.
 
 Media go out piece by piece, as the encoder takes them, a bounded number of items at once. The others wait,
-first come, first served, and are told to come back (503 `media_busy`) before the encoder gives up reading.
+in order, and get 503 `media_busy` before the encoder gives up reading.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PIECE_TIMEOUT_S = 10.0  # for the encoder to take one: a place would else never 
 
 
 class MediaAnswer(Response):
-    """The media of one token. They are looked up when their turn has come: nothing is held meanwhile."""
+    """Answer with the media of one token, which are looked up at their turn: nothing is held before."""
 
     media_type = "application/octet-stream"
 
@@ -49,7 +49,7 @@ class MediaAnswer(Response):
             self._places.release()
 
     async def _content(self) -> bytes:
-        """Raises RequestError: 404. The item has failed then, where its bytes cannot be read."""
+        """Return the bytes. Raises RequestError: 404, which fails the item if it cannot be read."""
         slot = self._media_cache.media_by_token(self._token)
         if slot is None:
             raise media_gone()

@@ -23,7 +23,7 @@ def model_routes(api_keys: ApiKeys, instances: Instances) -> APIRouter:
         return {**known, "parent": view.parent_of(models.resolve(name))}
 
     def names_for(caller: Caller) -> list[str]:
-        """Models, adapters and aliases that are served, and that the caller may ask for."""
+        """Return served models, adapters and aliases that the caller may request."""
         aliases = [alias for model in view.models for alias in models.aliases_of(model)]
         names = {*aliases, *(model for model in view.models if models.resolve(model) == model)}
         return sorted(

@@ -1,4 +1,4 @@
-"""/ui: a page of the gateway's own, off unless it is enabled. What it shows to whom: `ui.live_view`."""
+"""Routes of /ui, off unless enabled. `ui.live_view` decides what each caller sees."""
 
 import orjson
 from fastapi import APIRouter, Request
@@ -20,13 +20,13 @@ from triptych_gateway.ui.system_view import SystemView
 def ui_routes(
     recents: RecentRequests | None, api_keys: ApiKeys, registration: Registration, system: SystemView
 ) -> APIRouter:
-    """`recents` None: the page is not enabled."""
+    """Return the routes of the page; without `recents` it is not enabled."""
     router = APIRouter()
     page_files = {} if recents is None else read_page_files()
 
     def enabled() -> RecentRequests:
         if recents is None:
-            raise RequestError(404, "ui_not_enabled", "the page of this gateway is not enabled")
+            raise RequestError(404, "ui_not_enabled", "the page at /ui is not enabled")
         return recents
 
     def caller_of(request: Request) -> Caller:

@@ -1,4 +1,4 @@
-"""What a namespace's encoders can take at once, and how many gateways share it: from the registry."""
+"""Capacity of a namespace's encoders, and the number of gateways that share it, from the registry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.routing.router import ENCODING_ROLES
 
-SPARE_PART = 4  # one in so many of an encoder's slots
+SPARE_PART = 4  # one of this many slots of an encoder is spare
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of one namespace."""
+    """Capacity of one namespace's encoders."""
 
     num_slots: int
-    num_spare: int  # of them: for flows that have none
+    num_spare: int  # of them, for flows that have none
     num_gateways: int
 
 
 class EncodeCapacity:
-    """Found once for each read of the registry, not for each job."""
+    """Capacities, computed once for each read of the registry, not for each job."""
 
     def __init__(self, records: Callable[[], Sequence[InstanceRecord]]) -> None:
-        """`records`: as last read; another object once they were read again."""
+        """Store the records' source, which returns a new object after each read of the registry."""
         self._records = records
         self._seen: Sequence[InstanceRecord] = ()
         self._known: dict[str, Capacity] = {}

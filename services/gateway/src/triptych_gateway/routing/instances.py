@@ -1,4 +1,4 @@
-"""The instances that requests go to, by variant, how long a request waits for one, and which it has lost."""
+"""Instances for requests, by variant; the wait for one, and those that a request has lost."""
 
 import asyncio
 from collections.abc import Callable, Set
@@ -30,7 +30,7 @@ Chosen = TypeVar("Chosen")
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """What all requests share: the registry's view, the router, and bounds.
+    """Shared by all requests: the registry's view, the router, and bounds.
 
     A model that was served before comes back within `grace_s`: its instances restart, or Redis lost its
     data and they register again.
@@ -44,46 +44,46 @@ class Instances:
     resends_to_last: bool = False  # a request with which an instance ended, to the last one of its model
 
     async def wait_model(self, model: str) -> None:
-        """Until `model` is served.
+        """Wait until `model` is served.
 
         Raises:
-            RequestError: it is not, and does not come back in time. Likewise below.
+            RequestError: it is not, and does not come back in time; the same below.
         """
         await self._wait(model, lambda: model in self.view.models or None)
 
     def only_model(self, may_use: Callable[[str], bool]) -> str:
-        """The model of a request that names none: the only one that its caller may use, and no LoRA adapter.
+        """Return the model for a request that names none: the only one that its caller may use, no adapter.
 
         Raises:
             RequestError: 400, there are several; 503, there is none.
         """
         models = [each for each in self.view.default_models if self.models.may_use(each, may_use)]
         if len(models) > 1:
-            raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
+            raise RequestError(400, "missing_field", "model is missing: several are served", "model")
         if not models:
             raise self.unknown_model("")
         return models[0]
 
     def placeholder_tokens_of(self, name: str) -> frozenset[str]:
-        """Those that instances announce of the model that is asked for as `name`. Also called in threads."""
+        """Return the placeholder tokens of the model `name`, as instances announce them. Thread-safe."""
         return self.view.placeholder_tokens_of(self.models.resolve(name))
 
     def encodes_sounds(self, model: str) -> bool:
-        """Whether an instance that serves `model` takes raw sounds."""
+        """Return whether an instance that serves `model` takes raw audio."""
         records = self.view.serving_of(model)
         return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
     async def refresh(self) -> None:
-        """Wait for the registry to be read once more."""
+        """Wait until the registry has been read once more."""
         with suppress(TimeoutError):  # Redis is away: the last view is all there is
             async with asyncio.timeout(self.view.interval_s + REFRESH_LIMIT_S):
                 await self.view.wait_for_refresh()
 
     async def check_demand(self, model: str, demand: RouteDemand) -> None:
-        """That `demand` is for what there is. A new instance may not be in the view yet.
+        """Check that what `demand` names exists. A new instance may not be in the view yet.
 
         Raises:
-            RequestError: 400, it names a version or an instance that is not there.
+            RequestError: 400, it names a missing version or instance.
         """
         if self._fault_of(model, demand) is None:
             return
@@ -108,7 +108,7 @@ class Instances:
     def find_variants(
         self, model: str, demand: RouteDemand, *, has_media: bool, is_whole_only: bool = False
     ) -> RankedVariants:
-        """Where a request may go now, the best first; nothing where no instance is there for it."""
+        """Return the variants that a request may go to now, the best first; none without an instance."""
         variants, version = self._variants_of(model, demand), demand.version
         shares = None if version is not None else self.models.shares_of(model, self.view.parent_of(model))
         if version is not None:
@@ -123,7 +123,7 @@ class Instances:
         return ranked if version is None else RankedVariants(ranked.variants, VariantReason.HEADER)
 
     def names_of(self, model: str, variant: Variant, demand: RouteDemand) -> Set[str] | None:
-        """The instances of `variant`, of all stages, that a request may go to now; None: all."""
+        """Return the instances of `variant`, of all stages, that a request may go to now; None: all."""
         variants = self._variants_of(model, demand)
         own = next((each for each in variants if each.key == variant.key), None)
         if own is None:
@@ -131,11 +131,11 @@ class Instances:
         return None if len(variants) == 1 and not demand.hosts else own.instances
 
     async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
-        """What `choose` finds for the model, once it does."""
+        """Wait until `choose` finds an instance for the model, and return it."""
         return await self._wait(model, choose)
 
     def _variants_of(self, model: str, demand: RouteDemand) -> tuple[Variant, ...]:
-        """With those of their instances that `demand` names, and of pairs with the other half."""
+        """Return the variants of instances that `demand` names, and of pairs with their other halves."""
         if not demand.hosts:
             return self.view.variants_of(model)
         named = [
@@ -160,7 +160,7 @@ class Instances:
         return chosen
 
     def unknown_model(self, model: str) -> RequestError:
-        """For a model that is not served: 404; 503 if it was before, or nothing is served at all."""
+        """Return the error for a model that is not served: 404; 503 if it was before, or no model is."""
         if self.view.models and model not in self.view.models_seen:
             return model_not_found(model)
         return RequestError(503, "no_instance", "no instance that serves this model is available", "model")
@@ -168,7 +168,7 @@ class Instances:
 
 @dataclass(slots=True)
 class InstanceLosses:
-    """Instances that ended, or seemed to, while they had one request. All choices for the request share it.
+    """Instances that ended, or seemed to, with one request. All choices for the request share it.
 
     The request may be at fault. It is sent again once, and only where another instance would still serve its
     model if that one ended as well (`Instances.resends_to_last`: also where none would).
@@ -177,12 +177,12 @@ class InstanceLosses:
     lives: dict[Life, ServingStage] = field(default_factory=dict)
 
     def add(self, record: InstanceRecord) -> None:
-        """It had the request."""
+        """Record an instance that ended with the request."""
         self.lives[life_of(record)] = stage_of(record)
 
     @property
     def are_too_many(self) -> bool:
-        """Nothing is sent again any more."""
+        """True if the request may not be sent again."""
         return len(self.lives) >= MAX_LOSSES
 
     def error(self) -> RequestError:

@@ -1,4 +1,4 @@
-"""The file of models: other names for them, and what share of requests each of their versions gets (YAML).
+"""File of models: their other names, and their versions' shares of requests (YAML).
 
 aliases:                     # name -> model or LoRA adapter
   gpt-4o: qwen-vl
@@ -26,11 +26,11 @@ Shares = Annotated[dict[Name, Weight], Field(min_length=1)]
 
 
 class ModelsFileError(TriptychError):
-    """The file cannot be used as it is."""
+    """The file of models cannot be used as it is."""
 
 
 class ModelsFile(BaseModel):
-    """What it says; without a file, nothing."""
+    """Content of the file; empty without one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class ModelsFile(BaseModel):
 
 
 def read_models_file(path: Path) -> ModelsFile:
-    """What `path` says.
+    """Read and check the content of `path`.
 
     Raises:
         ModelsFileError: it is missing or malformed.

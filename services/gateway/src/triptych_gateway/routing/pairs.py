@@ -1,4 +1,4 @@
-"""Which instances serve a model: those that do all of a request, and pairs that share one. Pure.
+"""Instances that serve a model: those that do all of a request, and pairs that share one. Pure.
 
 A pair is an instance that prefills and one that decodes, of one model, one version and one namespace,
 whose KV connectors fit. An instance of either kind without the other serves nothing.
@@ -11,7 +11,7 @@ from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingSta
 
 
 def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:
-    """Whether `decode` can take a KV cache that `prefill` has made."""
+    """Return whether `decode` can take a KV cache that `prefill` has made."""
     one, other = prefill.kv_transfer, decode.kv_transfer
     return (
         one is not None
@@ -24,7 +24,7 @@ def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:
 
 
 def pairs_of(records: Iterable[InstanceRecord]) -> list[tuple[InstanceRecord, InstanceRecord]]:
-    """(who prefills, who decodes) of all that can share a request."""
+    """Return every (prefill, decode) pair that can share a request."""
     living = [each for each in records if each.url is not None and not each.draining]
     prefills = [each for each in living if each.role in STAGE_ROLES[ServingStage.PREFILL]]
     decodes = [each for each in living if each.role in STAGE_ROLES[ServingStage.DECODE]]
@@ -34,7 +34,7 @@ def pairs_of(records: Iterable[InstanceRecord]) -> list[tuple[InstanceRecord, In
 def serving_of(
     records: Iterable[InstanceRecord], model: str, stage: ServingStage
 ) -> tuple[InstanceRecord, ...]:
-    """The instances that take this stage of requests for `model`; of those in pairs, with the other half."""
+    """Return the instances for this stage of requests for `model`; halves of pairs need the other half."""
     if stage is ServingStage.WHOLE:
         return tuple(each for each in records if can_serve(each, model, stage))
     records = tuple(records)
@@ -46,19 +46,19 @@ def serving_of(
 
 
 def instances_of(records: Sequence[InstanceRecord], model: str) -> tuple[InstanceRecord, ...]:
-    """All that serve `model`, whatever their stage."""
+    """Return all instances that serve `model`, whatever their stage."""
     return tuple(each for stage in ServingStage for each in serving_of(records, model, stage))
 
 
 def announced(modalities: Set[Modality]) -> Set[Modality]:
-    """Those that an instance with a tower must say that it takes: every one takes images."""
+    """Return the modalities that an instance with a tower must announce: every one takes images."""
     return modalities - {Modality.IMAGE}
 
 
 def towers_of(
     records: Sequence[InstanceRecord], model: str, namespace_digest: str, modalities: Set[Modality]
 ) -> tuple[InstanceRecord, ...]:
-    """The instances that would get a request for `model` with its raw media, to encode them themselves."""
+    """Return the instances that could encode a request for `model` from its raw media."""
     takes = announced(modalities)
     return tuple(
         each
@@ -73,5 +73,5 @@ def towers_of(
 def has_tower(
     records: Iterable[InstanceRecord], model: str, namespace_digest: str, modalities: Set[Modality]
 ) -> bool:
-    """Whether some instance could serve a request for `model` with its raw media."""
+    """Return whether some instance could serve a request for `model` with its raw media."""
     return bool(towers_of(tuple(records), model, namespace_digest, modalities))

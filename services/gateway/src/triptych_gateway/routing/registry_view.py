@@ -1,7 +1,7 @@
-"""What this gateway knows of the other instances: read from the registry again and again, kept in between.
+"""View of the registry: the other instances, read at intervals and kept in between.
 
-Heartbeats are keys with a time to live, so there is nothing to wait on but time. While Redis is away
-the last view stays in use: text requests need no Redis.
+Heartbeats are keys with a time to live, so a change can only be polled. While Redis is away the last view
+stays in use: text requests need no Redis.
 """
 
 import asyncio
@@ -28,15 +28,13 @@ log = get_logger(__name__)
 
 _STALE_INTERVALS = 6
 FORGET_S = 60.0
-"""What is known of an instance is kept for so long after it has left the registry: Redis may have lost it.
-
-One that started anew announces another `boot_id`.
-"""
+"""Seconds for which facts about an instance outlive its record: Redis may have lost it. A restarted instance
+announces another `boot_id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What follows from the records alone: found once for each read, not for each request."""
+    """Facts that follow from the records alone, computed once for each read."""
 
     records: tuple[InstanceRecord, ...]
     serving: list[InstanceRecord]
@@ -77,7 +75,7 @@ class _Facts:
 
 
 class RegistryView:
-    """The records as last read, and a wake-up for requests that wait for an instance to register."""
+    """Records as last read, and a wake-up for requests that wait for an instance to register."""
 
     def __init__(self, registry: Registry, interval_s: float) -> None:
         self._registry = registry
@@ -92,7 +90,7 @@ class RegistryView:
 
     @property
     def is_fresh(self) -> bool:
-        """The last read succeeded, not long ago."""
+        """True if the last read succeeded not long ago."""
         return time.monotonic() - self._seen_at < self.interval_s * _STALE_INTERVALS + 1.0
 
     @property
@@ -110,28 +108,28 @@ class RegistryView:
 
     @property
     def default_models(self) -> list[str]:
-        """What a request that names no model may mean: models that are served or were before, no adapters."""
+        """Return models for a request that names none: served now, or before; no adapters."""
         return self._facts().base_models or sorted(self._base_models_seen)
 
     def parent_of(self, model: str) -> str | None:
-        """The model that `model` is a LoRA adapter of; None: it is a model itself, or not served."""
+        """Return the model of the LoRA adapter `model`; None for a model, or a name that is not served."""
         return self._facts().parents.get(model)
 
     def serving_of(self, model: str, stage: ServingStage = ServingStage.WHOLE) -> tuple[InstanceRecord, ...]:
-        """The instances that take this stage of requests for `model`."""
+        """Return the instances that take this stage of requests for `model`."""
         facts = self._facts()
-        if model not in facts.models:  # callers name what they like: nothing is kept for it
+        if model not in facts.models:  # callers may send any name: nothing is cached for it
             return ()
         if (model, stage) not in facts.serving_of:
             facts.serving_of[model, stage] = serving_of(facts.serving, model, stage)
         return facts.serving_of[model, stage]
 
     def instances_of(self, model: str) -> tuple[InstanceRecord, ...]:
-        """Those of all stages."""
+        """Return the model's instances of all stages."""
         return tuple(each for stage in ServingStage for each in self.serving_of(model, stage))
 
     def placeholder_tokens_of(self, model: str) -> frozenset[str]:
-        """Those that the model's instances announce. Also called in other threads."""
+        """Return the placeholder tokens that the model's instances announce. Thread-safe."""
         facts = self._facts()
         if model not in facts.models:
             return frozenset()
@@ -141,7 +139,7 @@ class RegistryView:
         return facts.placeholder_tokens[model]
 
     def variants_of(self, model: str) -> tuple[Variant, ...]:
-        """Of the instances that serve `model`, in any stage; one, unless its version is being changed."""
+        """Return the variants of the model's instances; one, unless its version is being changed."""
         facts = self._facts()
         if model not in facts.models:
             return ()
@@ -150,7 +148,7 @@ class RegistryView:
         return facts.variants[model]
 
     def variants_among(self, serving: Sequence[InstanceRecord]) -> tuple[Variant, ...]:
-        """Of these instances, which serve one model."""
+        """Return the variants of these instances, which serve one model."""
         towers = {r.namespace_digest for r in serving if r.role in TOWER_ROLES and r.namespace_digest}
         return variants_of(serving, self._facts().encoder_namespaces, towers)
 
@@ -160,7 +158,7 @@ class RegistryView:
         return self._known
 
     async def refresh(self) -> bool:
-        """Read the registry. False: it could not be reached, and the last view stays."""
+        """Read the registry; return False and keep the last view if it cannot be reached."""
         try:
             async with asyncio.timeout(max(self.interval_s * _STALE_INTERVALS, 1.0)):
                 records = tuple(await self._registry.list_instances())
@@ -177,7 +175,7 @@ class RegistryView:
         return True
 
     def seen_lately(self, now: float) -> set[str]:
-        """Instances that are registered, or were within the last `FORGET_S`. `now`: monotonic seconds."""
+        """Return instances registered within the last `FORGET_S`; `now` is in monotonic seconds."""
         self._last_seen.update((record.instance, now) for record in self.records)
         self._last_seen = {each: at for each, at in self._last_seen.items() if now - at < FORGET_S}
         return set(self._last_seen)
@@ -189,15 +187,15 @@ class RegistryView:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Of all instances that are registered."""
+        """Return the namespaces of all registered instances."""
         return frozenset(r.namespace_digest for r in self._facts().records if r.namespace_digest)
 
     def has_encoder(self, namespace_digest: str) -> bool:
-        """An encoder of this namespace is registered."""
+        """Return whether an encoder of this namespace is registered."""
         return namespace_digest in self._facts().encoder_namespaces
 
     def item_limits(self, namespace_digest: str) -> Mapping[Modality, int]:
-        """Items of a request that the namespace's encoders take; empty: none is registered, or says."""
+        """Return the items per request that the namespace's encoders take; empty if none announces them."""
         facts = self._facts()
         if namespace_digest not in facts.item_limits:
             own = [record for record in facts.encoding if record.namespace_digest == namespace_digest]

@@ -1,4 +1,4 @@
-"""RouteDemand: what one request says of where it may go. Pure; `chat.routing_headers` reads it."""
+"""RouteDemand: routing rules of one request. Pure; `chat.routing_headers` reads them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class RouteDemand:
-    """Of most requests it says nothing."""
+    """Routing rules of one request, empty for most."""
 
     find_session: Callable[[], bytes] = bytes  # called where there is a choice alone
     version: str | None = None  # None: any
     hosts: Mapping[ServingStage, frozenset[str]] = field(default_factory=dict)
-    """`host:port` of instances that may take a stage: `prefill` or `decode`; both hold for a whole one."""
+    """Addresses `host:port` of instances for a stage, `prefill` or `decode`; both bound a whole request."""
 
     def allows(self, record: InstanceRecord, stage: ServingStage) -> bool:
-        """Whether `record` may take `stage`."""
+        """Return whether `record` may take `stage`."""
         limits = (hosts for of, hosts in self.hosts.items() if stage in (of, ServingStage.WHOLE))
         return all(host_of(record) in hosts for hosts in limits)
 
@@ -29,7 +29,7 @@ ANYWHERE = RouteDemand()
 
 
 def host_of(record: InstanceRecord) -> str | None:
-    """`host:port` of the URL that an instance announces; None: it has none."""
+    """Return `host:port` of the URL that an instance announces, or None."""
     if record.url is None:
         return None
     parts = urlsplit(record.url)
@@ -37,5 +37,5 @@ def host_of(record: InstanceRecord) -> str | None:
 
 
 def join_host(host: str, port: int) -> str:
-    """As hosts are compared: in small letters, IPv6 in brackets."""
+    """Return `host:port` normalized for comparison: lower case, IPv6 in brackets."""
     return f"[{host.lower()}]:{port}" if ":" in host else f"{host.lower()}:{port}"

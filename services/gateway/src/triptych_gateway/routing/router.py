@@ -1,4 +1,4 @@
-"""Router: which prefill_decode serves a request. Pure; `now` is an argument.
+"""Router: the choice of the prefill_decode for a request. Pure; `now` is an argument.
 
 Of those that can serve it, the one that the stage's routing policy chooses: `scheduling`.
 """
@@ -28,7 +28,7 @@ SHARED = frozenset({Sharing.CORES, Sharing.MPS, Sharing.TIME_SLICES})
 
 
 class Router:
-    """Knows what this gateway sent to each instance, and has there now."""
+    """Router with a record of what this gateway sent to each instance and has in flight there."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Router:
         profiles: RoutingProfiles = BUILT_IN,
         report: Callable[[RoutingDecision], None] | None = None,
     ) -> None:
-        """`report`: is called with each decision, for metrics and traces."""
+        """Store the profiles; `report` gets each decision, for metrics and traces."""
         self._suspect_s = suspect_s
         self._policies = {stage: RoutingPolicy.of(stage, profiles.of_stage(stage)) for stage in ServingStage}
         self._report = report
@@ -56,7 +56,7 @@ class Router:
         stage: ServingStage = ServingStage.WHOLE,
         routing: RoutingRequest | None = None,
     ) -> InstanceRecord | None:
-        """The instance for one request, or for a stage of it; None: none can take it.
+        """Return the instance for one request, or for a stage of it, or None.
 
         Args:
             namespace_digest: only instances of this namespace; None: any (text only).
@@ -64,8 +64,8 @@ class Router:
             now: monotonic seconds.
             needs_tower: only instances that can encode the request's media themselves.
             takes: only instances that take raw items of these modalities.
-            stage: what the instance is asked for.
-            routing: what else is known of the request; None: nothing.
+            stage: stage of the request at the instance.
+            routing: further facts about the request, if any.
         """
         able = [
             record
@@ -86,17 +86,17 @@ class Router:
         return decision.record
 
     def begin_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
-        """A request goes to `instance`. `routing`: as it was chosen by; the end has it too."""
+        """Record that a request goes to `instance`; its end gets the same `routing`."""
         self._state_of(instance).begin_request(routing)
 
     def end_request(
         self, instance: str, routing: RoutingRequest | None = None, *, is_computed: bool = True
     ) -> None:
-        """Its answer has ended, in whatever way. `is_computed`: False: it had none."""
+        """Record the end of an answer; `is_computed` is False if there was none."""
         self._state_of(instance).end_request(routing, is_computed=is_computed)
 
     def avoid_instance(self, instance: str, now: float) -> None:
-        """`instance` could not be reached."""
+        """Avoid `instance` for a while, since it could not be reached."""
         self._state_of(instance).suspect_until = now + self._suspect_s
 
     def num_in_flight(self, instance: str) -> int:
@@ -104,22 +104,22 @@ class Router:
         return 0 if known is None else known.num_in_flight
 
     def num_requests(self, record: InstanceRecord, now: float) -> int:
-        """In flight there, of all gateways, as far as it is known."""
+        """Return the requests in flight at an instance, of all gateways as far as known."""
         return self._observed(record, now).num_requests(now)
 
     def observe(self, records: Iterable[InstanceRecord], now: float) -> None:
-        """The registry was read: the load that instances announce."""
+        """Record the load that instances announce, after a read of the registry."""
         for record in records:
             if record.role in LANGUAGE_ROLES:
                 self._observed(record, now)
 
     def is_suspect(self, instance: str, now: float) -> bool:
-        """It could not be reached a moment ago."""
+        """Return whether the instance could not be reached a moment ago."""
         known = self._states.get(instance)
         return known is not None and known.suspect_until > now
 
     def forget_all_but(self, seen: Set[str]) -> None:
-        """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
+        """Drop facts about instances that left the registry, once nothing of theirs runs."""
         for instance in self._states.keys() - seen:
             if not self._states[instance].num_in_flight:
                 del self._states[instance]
@@ -137,7 +137,7 @@ class Router:
 
 
 def can_serve(record: InstanceRecord, model: str, stage: ServingStage = ServingStage.WHOLE) -> bool:
-    """Whether `record` takes this stage of requests for `model`: its model, or one of its LoRA adapters."""
+    """Return whether `record` takes this stage of requests for `model` or its LoRA adapter."""
     return (
         record.role in STAGE_ROLES[stage]
         and record.url is not None
@@ -147,7 +147,7 @@ def can_serve(record: InstanceRecord, model: str, stage: ServingStage = ServingS
 
 
 def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[InstanceRecord]) -> set[str]:
-    """Names of LoRA adapters that an instance has no more, though it lives on: nobody waits for them."""
+    """Return LoRA adapters that a living instance has unloaded, for which no request should wait."""
     living = {(record.instance, record.boot_id): set(record.adapters) for record in after}
     lost: set[str] = set()
     for record in before:
@@ -156,7 +156,7 @@ def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[Instance
 
 
 def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord]) -> bool:
-    """Whether all of `encoders` compute on what `instance` computes on: cores of their host, or one GPU."""
+    """Return whether all `encoders` share cores or GPU with `instance`."""
     own = instance.compute
     if own is None or own.sharing not in SHARED:
         return False

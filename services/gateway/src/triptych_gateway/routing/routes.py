@@ -1,4 +1,4 @@
-"""Where one request goes: to one instance, or to a pair; and where after a failure."""
+"""Route of one request: one instance or a pair, and another route after a failure."""
 
 import time
 from collections.abc import Iterable, Sequence, Set
@@ -21,7 +21,7 @@ WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Chosen before anything is sent."""
+    """Route that is chosen before anything is sent."""
 
     first: InstanceRecord  # gets the request first
     way: Way
@@ -30,32 +30,31 @@ class Route:
 
     @property
     def answering(self) -> InstanceRecord:
-        """Whose answer the caller gets."""
+        """Instance whose answer the caller gets."""
         return self.first if self.decode is None else self.decode
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDemand:
-    """What a request asks of instances."""
+    """Demand of a request on instances."""
 
     model: str
     namespace_digest: str | None = None  # None: text only, any namespace
     served_by: ServedBy = ServedBy.STAGES
-    undivided_field: str | None = None  # what of the request cannot be divided, where that is so
+    undivided_field: str | None = None  # field that prevents disaggregation, if any
     has_media: bool = False
     needs_tower: bool = False  # only instances that can encode the request's media themselves
     takes: Set[Modality] = frozenset()  # only instances that take raw items of these modalities
 
     @property
     def is_whole_only(self) -> bool:
-        """Only an instance that does all of it can serve it."""
+        """True if only an instance that does all of the request can serve it."""
         return self.served_by is ServedBy.WHOLE or (self.served_by is ServedBy.ALONE and self.has_media)
 
 
 @dataclass(slots=True)
 class RouteChoice:
-    """For one request. No life of an instance is asked twice, but for a pair whose handover has failed: which
-    half of it is at fault is not known, so others are taken first; after a restart it is another life.
+    """Choice of routes for one request, over its failures.
 
     All instances of a route are of one variant of the model. The number of attempts is bounded; a variant
     that has had none gets one.
@@ -70,13 +69,13 @@ class RouteChoice:
     first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
     only: InstanceRecord | None = None  # no other will do
     held_by: Life | None = None  # an instance that decodes, and has answered the conversation so far
-    routing: RoutingRequest | None = None  # what else instances are chosen by
-    asked: RouteDemand = ANYWHERE  # what the request says of where it may go
+    routing: RoutingRequest | None = None  # further facts for the choice of instances
+    asked: RouteDemand = ANYWHERE  # the request's own routing rules
     variant: Variant | None = None  # for which the media are named; None: text only, one after the other
     variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
     policy: WayPolicy = field(default_factory=LeastLoad)
     losses: InstanceLosses = field(default_factory=InstanceLosses)
-    _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
+    _within: Set[str] | None = None  # instances of the variant under consideration; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
     _failed: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
@@ -86,10 +85,10 @@ class RouteChoice:
     _may_refresh: bool = True
 
     async def next_route(self) -> Route:
-        """Where to send the request now.
+        """Return the route of the next attempt.
 
         Raises:
-            RequestError: there is no instance (any more), or none that does what the request asks for.
+            RequestError: no instance is left, or none that serves the request.
         """
         if self.losses.are_too_many:
             raise self.losses.error()
@@ -103,7 +102,7 @@ class RouteChoice:
         if self.losses.lives:
             raise self.losses.error()
         if self._num_handovers_failed > self._num_failed:
-            raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
+            raise unavailable("handover_failed", "no decode instance took over the KV cache of the prefill")
         if self._error is not None:
             raise self._error
         if self._tried:
@@ -113,46 +112,49 @@ class RouteChoice:
         return await self.instances.wait_chosen(self.demand.model, self.pick)
 
     def on_unreachable(self, record: InstanceRecord) -> None:
-        """It could not be reached, or went away: a bounded number of times."""
+        """Record an instance that could not be reached or went away, a bounded number of times."""
         self._tried.add(life_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
 
     def on_broke_off(self, record: InstanceRecord) -> None:
-        """It ended, or seemed to, while it had the request: see `InstanceLosses`."""
+        """Record an instance that ended, or seemed to, with the request (`InstanceLosses`)."""
         self.losses.add(record)
         self.on_unreachable(record)
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
-        """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
+        """Record a failure at this request.
+
+        Other requests do not avoid the instance, which may be innocent.
+        """
         self._tried.add(life_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self._error = error
 
     def on_draining(self, record: InstanceRecord) -> None:
-        """It did nothing with the request: this costs no attempt."""
+        """Record an instance that did nothing with the request: this costs no attempt."""
         self._tried.add(life_of(record))
         self._may_refresh = True
 
     def on_handover_failed(self, route: Route) -> None:
-        """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
+        """Record that the decode instance did not take the KV cache; the request starts again, bounded."""
         self._num_handovers_failed += 1
         self._doubtful |= {life_of(route.first), life_of(route.answering)}
         self._failed |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
-        """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
+        """Return another decode instance for the KV cache of `route.first`, which none has taken."""
         decode = self._pick_of([each for each in self._able(DECODE) if fits(route.first, each)], DECODE)
         picked = None if decode is None else replace(route, decode=decode)
         return picked if picked is not None and self._may_lose(picked) else None
 
     def pick(self) -> Route | None:
-        """As `next_route`, from what is known now.
+        """Return the next route by what is known now.
 
         Raises:
-            RequestError: the instances that are there do not do what the request asks for.
+            RequestError: the registered instances do not serve the request.
         """
         if self.only is not None:
             if self._tried or self._num_handovers_failed or self.losses.lives:
@@ -168,7 +170,7 @@ class RouteChoice:
         return None
 
     def pick_first(self) -> InstanceRecord | None:
-        """Who would get the request first; of a pair who prefills, and the other half is picked later.
+        """Return the instance that would get the request first; of a pair, the one that prefills.
 
         Raises:
             RequestError: as `pick`.
@@ -181,9 +183,9 @@ class RouteChoice:
         return None
 
     def _allowed(self) -> Iterable[Set[str] | None]:
-        """Instances by variant, the one that the request gets first. None: all.
+        """Yield instances by variant, the request's own first; None for all.
 
-        Those that could not be reached a moment ago come last.
+        Variants that could not be reached a moment ago come last.
         """
         demand, instances = self.demand, self.instances
         if self.variant is not None:
@@ -198,7 +200,7 @@ class RouteChoice:
         return allowed
 
     def _is_suspect(self, within: Set[str]) -> bool:
-        """Of these instances none that it needs could be reached a moment ago."""
+        """Return whether none of these instances that the request needs could be reached a moment ago."""
         self._within, served_by, now = within, self.demand.served_by, time.monotonic()
         clear = {
             stage
@@ -225,8 +227,9 @@ class RouteChoice:
         return None if found is None else self._route_from(*found)
 
     def _stays(self, record: InstanceRecord) -> bool:
-        """It has not ended with the request, does not leave, and no other instance has taken its name. The
-        registry may have lost it.
+        """Return whether the instance remains: not ended with the request, not leaving, name not taken.
+
+        The registry may have lost it.
         """
         if life_of(record) in self.losses.lives:
             return False
@@ -261,14 +264,14 @@ class RouteChoice:
         return self._first_of(*((whole, WHOLE) if way is Way.WHOLE else (prefills, PREFILL)), reason)
 
     def _route_from(self, first: InstanceRecord, reason: WayReason) -> Route | None:
-        """The request goes to `first`; None: it prefills, and no instance fits it."""
+        """Return the route from `first`; None if it prefills and no instance fits it."""
         if first.role not in STAGE_ROLES[PREFILL] or self.demand.served_by is ServedBy.ANY:
             return Route(first, _way_alone(first), reason)
         decode = self._pick_of([each for each in self._able(DECODE) if fits(first, each)], DECODE)
         return None if decode is None else Route(first, Way.STAGED, reason, decode)
 
     def _reason_of_first(self) -> WayReason:
-        """Why it was chosen before."""
+        """Return why the first instance was chosen before."""
         if self.demand.needs_tower:
             return WayReason.ENCODES
         if self.demand.served_by is not ServedBy.STAGES:
@@ -284,7 +287,7 @@ class RouteChoice:
         return None if record is None else (record, reason)
 
     def _able(self, stage: ServingStage) -> list[InstanceRecord]:
-        """Those of `stage` that this request may go to now; one that prefills has one to decode."""
+        """Return instances of `stage` that may get the request now; prefill ones have a fitting decode."""
         demand, view = self.demand, self.instances.view
         is_decode = stage is DECODE
         able = [
@@ -339,7 +342,7 @@ class RouteChoice:
         )
 
     def _load(self, records: Iterable[InstanceRecord]) -> Load | None:
-        """Of the one that has least; None: there is none."""
+        """Return the load of the least loaded record, or None."""
         router, now = self.instances.router, time.monotonic()
         loads = [(router.is_suspect(each.instance, now), router.num_requests(each, now)) for each in records]
         return min(loads, default=None)
@@ -351,7 +354,7 @@ class RouteChoice:
         return None if prefill is None or decode is None else max(prefill, decode)
 
     def _not_served(self) -> RequestError:
-        """Only pairs are there, and they do not do this."""
+        """Return the error for a request that pairs, the only instances, do not serve."""
         name = self.demand.undivided_field
         if name is None:
             return RequestError(

@@ -1,4 +1,4 @@
-"""RoutingReport: what the router's decisions tell metrics and traces."""
+"""RoutingReport: metrics and traces of the router's decisions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from triptych_gateway.tracing import attributes
 
 @dataclass(frozen=True, slots=True)
 class RoutingReport:
-    """One per gateway. The span is the one that is active: the request's, or that of its first token."""
+    """Report of one gateway, to the active span: the request's, or its first token's."""
 
     metrics: GatewayMetrics
 
     def on_decision(self, decision: RoutingDecision) -> None:
-        """An instance is chosen."""
+        """Report the choice of an instance."""
         self.metrics.routing_decisions.labels(decision.stage, decision.reason).inc()
         if decision.prefix_share is not None:
             self.metrics.routing_prefix_share.observe(decision.prefix_share)
@@ -30,7 +30,7 @@ class RoutingReport:
 
 
 def open_router(suspect_s: float, routing_file: Path | None, metrics: GatewayMetrics) -> Router:
-    """A gateway's, which reports its decisions.
+    """Return a router for one gateway that reports its decisions.
 
     Raises:
         RoutingFileError: the file of routing profiles cannot be used.

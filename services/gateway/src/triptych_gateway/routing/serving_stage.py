@@ -1,10 +1,10 @@
-"""ServingStage: what of a request an instance is asked for."""
+"""ServingStage: the stage of a request that an instance serves."""
 
 from enum import StrEnum
 
 
 class ServingStage(StrEnum):
-    """What of a request an instance is asked for."""
+    """Stage of a request that an instance serves."""
 
     WHOLE = "whole"  # prefill and decode
     PREFILL = "prefill"  # its KV cache is kept for an instance that decodes

@@ -1,10 +1,10 @@
-"""Variants: the instances of a model that stand for each other, and which variant a request gets. Pure.
+"""Variants: interchangeable instances of a model, and the variant that a request gets. Pure.
 
 Instances of one model differ in their version's label, or in their namespace digest: other weights, another
 dtype, another vLLM. A request keeps to one variant, since its items are named with that one's digest.
 
-Which one is drawn by the request's conversation: weighted rendezvous hashing, so each variant has its share
-of the conversations, a conversation stays where it is, and one that comes or goes moves no others.
+The conversation picks it by weighted rendezvous hashing, so each variant has its share of the conversations,
+a conversation stays where it is, and a variant that comes or goes moves no others.
 """
 
 import math
@@ -20,7 +20,7 @@ _HASH_BYTES = 7  # 53 bits of them make a float below 1 without rounding
 
 
 class VariantReason(StrEnum):
-    """Why a request goes to its variant."""
+    """Reasons for a request's variant."""
 
     ONLY_ONE = "only_one"
     HEADER = "header"  # the request names its version
@@ -32,7 +32,7 @@ class VariantReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Instances of one model, one version and one namespace."""
+    """Variant: instances of one model, one version and one namespace."""
 
     version: str | None  # None: its instances announce none
     namespace_digest: str | None  # None: they take no media
@@ -42,13 +42,13 @@ class Variant:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from others of its model."""
+        """Key that distinguishes the variant from others of its model."""
         return self.version or "", self.namespace_digest or ""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedVariants:
-    """That a request may go to, the one that it gets first. The others are for when that one has gone."""
+    """Variants for a request, the first choice first; the others are for when that one has gone."""
 
     variants: tuple[Variant, ...]
     reason: VariantReason
@@ -57,7 +57,7 @@ class RankedVariants:
 def variants_of(
     serving: Iterable[InstanceRecord], encoder_namespaces: Set[str], tower_namespaces: Set[str]
 ) -> tuple[Variant, ...]:
-    """Of the instances that serve a model, by themselves or as halves of pairs; sorted."""
+    """Return the sorted variants of instances that serve a model, alone or as halves of pairs."""
     members: dict[tuple[str | None, str | None], list[InstanceRecord]] = {}
     for record in serving:
         members.setdefault((record.model_version, record.namespace_digest), []).append(record)
@@ -78,9 +78,9 @@ def variants_of(
 def able_to(
     variants: Sequence[Variant], *, has_media: bool, is_whole_only: bool = False
 ) -> tuple[Variant, ...]:
-    """Those that can take a request. For media those whose items somebody can encode now, if there are any:
-    an encoder may come back. For what cannot be divided those with an instance that does all of it, if there
-    are any: else it is refused."""
+    """Return the variants that can take a request: for media, if possible, with an encoder now, and for
+    undivided requests, if possible, with an instance that does all of it.
+    """
     able = [each for each in variants if each.instances]
     if has_media:
         able = [each for each in able if each.namespace_digest is not None]
@@ -93,10 +93,10 @@ def able_to(
 def rank_variants(
     variants: Sequence[Variant], shares: Mapping[str, int] | None, session: bytes
 ) -> RankedVariants:
-    """The order in which one conversation's requests go to `variants`.
+    """Return `variants` in the order in which one conversation's requests use them.
 
     Args:
-        shares: weights by version; one that is not there gets nothing. None: each instance weighs the same.
+        shares: weights by version; a missing version gets none. None: each instance weighs the same.
     """
     weighted = [(each, _weight(each, variants, shares)) for each in variants]
     scored = [(_score(each, weight, session), each) for each, weight in weighted if weight > 0]
@@ -108,7 +108,7 @@ def rank_variants(
 
 
 def _weight(variant: Variant, variants: Sequence[Variant], shares: Mapping[str, int] | None) -> float:
-    """A version's weight is shared by its namespaces, by their instances."""
+    """Return a version's weight, shared by its namespaces in proportion to their instances."""
     if shares is None:
         return len(variant.instances)
     whole = sum(len(each.instances) for each in variants if each.version == variant.version)
@@ -116,7 +116,7 @@ def _weight(variant: Variant, variants: Sequence[Variant], shares: Mapping[str, 
 
 
 def _score(variant: Variant, weight: float, session: bytes) -> float:
-    """The highest score wins with a probability in proportion to its weight."""
+    """Return a score whose maximum falls on a variant with probability proportional to its weight."""
     digest = blake2b("\0".join(variant.key).encode() + b"\0" + session, digest_size=_HASH_BYTES).digest()
     uniform = ((int.from_bytes(digest, "big") >> 3) + 1) / (2**53 + 1)
     return -weight / math.log(uniform)

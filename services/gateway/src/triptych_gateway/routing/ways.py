@@ -1,4 +1,4 @@
-"""The way of a request: whole to one instance, or prefill at one and decode at another. Pure.
+"""Way of a request: whole to one instance, or prefill at one and decode at another. Pure.
 
     both kinds are there      where the load is least; a pair's is that of its busier half
     one kind is there         that one
@@ -33,23 +33,23 @@ class WayReason(StrEnum):
 
 
 class WayPolicy(Protocol):
-    """Whether a request that both kinds could serve is divided."""
+    """Policy for a request that can be served whole or by a pair."""
 
     def choose(self, whole: Load, pair: Load) -> Way:
-        """`pair`: the load of its busier half."""
+        """Choose the way; `pair` is the load of its busier half."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """Equal loads go whole: that costs no transfer."""
+    """Policy by least load. Equal loads go whole, which costs no transfer."""
 
     def choose(self, whole: Load, pair: Load) -> Way:
         return Way.STAGED if pair < whole else Way.WHOLE
 
 
 def decide(policy: WayPolicy, whole: Load | None, pair: Load | None) -> tuple[Way, WayReason] | None:
-    """The way of a request that may be divided. None: of either kind there is none."""
+    """Return the way of a request that may be divided; None without an instance of either kind."""
     if whole is None or pair is None:
         if whole is not None:
             return Way.WHOLE, WayReason.NO_PAIR

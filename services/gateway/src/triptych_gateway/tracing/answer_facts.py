@@ -1,8 +1,8 @@
-"""What of an answer is said in its request's span: id, model, why it ended, usage. Never what it says.
+"""Facts of an answer in its request's span: id, model, finish reasons, usage. Never its text.
 
-Of a stream the first event is parsed, and at its end those of the last ones that end a choice or have the
-usage. Only a stream of several choices is searched as it passes, for the word that ends one: its quotes would
-be escaped in any text.
+The first event of a stream is parsed, and at its end the last events that end a choice or have the usage.
+Only a stream of several choices is searched as it passes, for the word that ends one: its quotes would be
+escaped in any text.
 """
 
 import json
@@ -40,7 +40,7 @@ Facts = dict[str, str | int | list[str]]
 
 
 class AnswerFacts:
-    """Filled in as the answer passes. What is missing, or has another form, is left out."""
+    """Facts filled in as the answer passes. Missing or unexpected fields are left out."""
 
     def __init__(self, num_choices: int = 1) -> None:
         self._has_one_choice = num_choices == 1
@@ -51,7 +51,7 @@ class AnswerFacts:
         self._reasons: dict[int, str] = {}
 
     def feed_events(self, events: bytes) -> None:
-        """Whole events of a stream."""
+        """Read whole events of a stream."""
         self._last.append(events)
         if not self._first:
             self._first = events
@@ -60,7 +60,7 @@ class AnswerFacts:
                 self._take_reasons(event)
 
     def feed_whole(self, body: bytes) -> None:
-        """The body of an answer that is not streamed. Of a long one the usage alone is read, at its end."""
+        """Read the body of an answer that is not streamed; of a long one only the usage at its end."""
         if len(body) > MAX_PARSED_BYTES:
             self._usage = usage_at_end(body)
             return
@@ -69,7 +69,7 @@ class AnswerFacts:
         self._take_reasons(self._head)
 
     def attributes(self) -> Facts:
-        """To be asked for at the end."""
+        """Return the attributes at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
             self._head = _held(event)
         for events in self._last:
@@ -107,19 +107,19 @@ class AnswerFacts:
 
 
 def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
-    """Those of the events that contain `needle`."""
+    """Yield the objects of events that contain `needle`."""
     for event in events.split(_EVENT_END):
         if needle in event and (found := _DATA_LINE.match(event)) is not None:
             yield _parse(event[found.end() :])
 
 
 def _held(event: dict[str, Any]) -> dict[str, Any]:
-    """What an event says of its answer."""
+    """Return the part of an event that describes its answer."""
     return next((_dict(event[name]) for name in _HOLDERS if name in event), event)
 
 
 def usage_at_end(body: bytes) -> dict[str, Any]:
-    """The last usage in `body`, which may be the end of an answer; {}: none."""
+    """Return the last usage in `body`, which may be the end of an answer; {} without one."""
     at = body.rfind(_USAGE)
     if at < 0:
         return {}

@@ -1,4 +1,4 @@
-"""What became of the media items of one request, and when. Pure; times are monotonic seconds."""
+"""History of the media items of one request. Pure; times are monotonic seconds."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,18 +6,18 @@ from typing import Any
 
 
 class ItemSource(StrEnum):
-    """Where an item's tensor came from. All but ENCODED are encodes that were avoided."""
+    """Sources of an item's tensor. All but ENCODED are encodes that were avoided."""
 
     ENCODED = "encoded"  # an encoder made it for this request
     JOINED = "joined"  # an encoder made it anyway, for another request
     MEMORY = "memory"  # the gateway knew its sizes, and no encode was needed
-    REDIS = "redis"  # likewise, from Redis
+    REDIS = "redis"  # sizes known from Redis
     STORE = "store"  # an encoder was asked, and found it in the store
 
 
 @dataclass(slots=True)
 class ItemTiming:
-    """One item: sizes and times, nothing of its content or its identity."""
+    """History of one item: sizes and times, nothing of its content or its identity."""
 
     modality: str
     num_bytes: int
@@ -34,27 +34,27 @@ class ItemTiming:
 
     @property
     def awaits_seal(self) -> bool:
-        """An encoder was asked for it, and has not reported the seal."""
+        """True if an encoder has a job for it and has not reported the seal."""
         return self.sealed_at is None and self.source in (ItemSource.ENCODED, ItemSource.JOINED)
 
     def on_known(self, source: ItemSource) -> None:
-        """Its sizes are known from before."""
+        """Record that its sizes are known from before."""
         self.source = source
 
     def on_joined(self, now: float) -> None:
-        """An encoder is asked for it already, for another request."""
+        """Record that an encoder already has a job for it, for another request."""
         self.source = ItemSource.JOINED
         if self.ordered_at is None:
             self.ordered_at = now
 
     def on_ordered(self, now: float) -> None:
-        """An encoder is asked for it, perhaps once more."""
+        """Record that a job is ordered for it, perhaps once more."""
         self.ordered_at = now
         if self.source is not ItemSource.JOINED:
             self.source = ItemSource.ENCODED
 
     def on_placed(self, store: str, reason: str) -> None:
-        """Its job is published, for the encoders of `store`."""
+        """Record that its job is published, for the encoders of `store`."""
         self.encode_store, self.encode_place = store, reason
 
     def on_sizes(self, num_rows: int, now: float) -> None:
@@ -63,14 +63,14 @@ class ItemTiming:
             self.sized_at = now
 
     def on_sealed(self, encoder: str, encode_s: float, now: float) -> None:
-        """`encode_s` 0: nothing was encoded, the store had it."""
+        """Record the seal; with `encode_s` 0 the store had it and nothing was encoded."""
         self.sealed_at, self.encode_s = now, encode_s
         self.encoder = encoder or self.encoder
         if not encode_s and self.source is ItemSource.ENCODED:
             self.source = ItemSource.STORE
 
     def as_json(self, arrived_at: float) -> dict[str, Any]:
-        """Times in milliseconds since the request's arrival."""
+        """Return times in milliseconds since the request's arrival."""
         moments = {"ordered": self.ordered_at, "sized": self.sized_at, "sealed": self.sealed_at}
         return {
             "modality": self.modality,
@@ -87,5 +87,5 @@ class ItemTiming:
 
 
 def in_ms(seconds: float) -> float:
-    """Milliseconds, to a tenth of one."""
+    """Return milliseconds, rounded to a tenth."""
     return round(seconds * 1e3, 1)

@@ -1,4 +1,4 @@
-"""What of a request's body is said in its span: numbers, and how many. Never text of the caller's."""
+"""Facts of a request's body in its span: numbers and counts, never text of the caller's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +32,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[object], int | float | None]]] = {
 
 
 def parameters_of(body: Mapping[str, Any]) -> dict[str, int | float]:
-    """Attributes of the parameters that `body` sets; those that are no numbers are left out."""
+    """Return attributes of the parameters that `body` sets; others than numbers are left out."""
     found: dict[str, int | float] = {}
     for name, (attribute, read) in _PARAMETERS.items():
         if name in body and (value := read(body[name])) is not None:

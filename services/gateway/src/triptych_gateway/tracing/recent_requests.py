@@ -1,8 +1,8 @@
 """The last requests of a gateway, as the page at `/ui` shows them: ids, sizes and times, never a text.
 
 A ring of `max_requests`: the oldest goes when another begins. `RequestSpan` fills in what happens. Listeners
-are told which requests have changed; a request that changes often before a listener looks is one change, so
-what a listener holds is bounded by the ring.
+get the requests that have changed; several changes of a request before a listener reads count once, so a
+listener's memory is bounded by the ring.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from triptych_gateway.tracing.item_timing import ItemTiming, in_ms
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 
 CLIENT_CLOSED = 499
-FRESH_S = 0.5  # how old the times of a request that runs may be, as they are shown
+FRESH_S = 0.5  # greatest age of a running request's times on the page
 REPEATED = "repeated"  # an item that the request names more than once
 
 
 class TokenCount(Protocol):
-    """Of an answer that is being streamed."""
+    """Counter of tokens in a streamed answer."""
 
     @property
     def num_tokens(self) -> int: ...
 
 
 class RecentRequest:
-    """One request. Its attributes are set by `RequestSpan` alone."""
+    """One request, whose attributes `RequestSpan` alone sets."""
 
     def __init__(
         self, ring: "RecentRequests", request_id: str, route: str, owner: str, stages: FirstTokenStages
     ) -> None:
-        """`owner`: of the API key, see `Caller.owner`."""
+        """Store the request; `owner` is the API key's (`Caller.owner`)."""
         self._ring = ring
         self.request_id, self.route, self.owner = request_id, route, owner
         self.stages = stages
@@ -48,8 +48,8 @@ class RecentRequest:
         self.is_stream = False
         self.num_items = 0
         self.items: Mapping[MmHash, ItemTiming] = {}
-        self.way: str | None = None  # who encodes: `remote`, `local`
-        self.reason: str | None = None  # of that
+        self.way: str | None = None  # process that encodes: `remote`, `local`
+        self.reason: str | None = None  # reason of `way`
         self.instance: str | None = None  # the prefill_decode that answers
         self.first_token_at: float | None = None  # monotonic seconds; None also of whole answers
         self.tokens: TokenCount | None = None
@@ -62,12 +62,12 @@ class RecentRequest:
         self._shown_at = 0.0  # monotonic seconds
 
     def touch(self) -> None:
-        """Something has changed."""
+        """Notify listeners of a change."""
         self._shown = None
         self._ring.on_change(self)
 
     def end(self, status: int, now: float) -> None:
-        """Only the first call counts."""
+        """End the request; only the first call counts."""
         if self.status is None:
             self.status, self.ended_at = status, now
             self.num_answer_tokens, self.tokens = self.num_tokens, None
@@ -76,14 +76,14 @@ class RecentRequest:
 
     @property
     def num_tokens(self) -> int | None:
-        """Of the answer: as its usage tells, or as they have been counted."""
+        """Tokens of the answer, from its usage or as counted."""
         if self.num_answer_tokens is None and self.tokens is not None:
             return self.tokens.num_tokens
         return self.num_answer_tokens
 
     @property
     def avoided(self) -> Mapping[str, int]:
-        """Encodes that were not needed, by why. None where an instance has encoded all itself."""
+        """Avoided encodes by reason; None if an instance has encoded all itself."""
         found: Counter[str] = Counter()
         if self.way == "local":
             return found
@@ -95,7 +95,7 @@ class RecentRequest:
 
     @property
     def state(self) -> str:
-        """What it is at: `done`, `refused`, `failed`, `left`; `streaming`; or a stage."""
+        """State of the request: `done`, `refused`, `failed`, `left`, `streaming`, or a stage."""
         if self.status is None:
             return "streaming" if self.first_token_at is not None else self._running_stage()
         if self.status < 400:
@@ -105,14 +105,14 @@ class RecentRequest:
         return "failed" if self.status >= 500 else "refused"
 
     def as_fragment(self, now: float) -> orjson.Fragment:
-        """`as_json` in bytes, made once per change for all. Of one that runs: `FRESH_S` ago at most."""
+        """Return `as_json` as bytes, made once per change; of a running request at most `FRESH_S` old."""
         is_stale = self.status is None and now - self._shown_at >= FRESH_S
         if self._shown is None or is_stale:
             self._shown, self._shown_at = orjson.Fragment(orjson.dumps(self.as_json(now))), now
         return self._shown
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """Times in milliseconds since its arrival."""
+        """Return times in milliseconds since the request's arrival."""
         began, end = self.stages.arrived_at, now if self.ended_at is None else self.ended_at
         return {
             "request_id": self.request_id,
@@ -141,13 +141,13 @@ class RecentRequest:
         }
 
     def _segments(self, end: float) -> Iterator[tuple[str, float, float]]:
-        """One after the other, without gaps, to `end`."""
+        """Yield the stages one after the other, without gaps, to `end`."""
         yield from self.stages.segments
         last = self.stages.last_at
         yield self._running_stage() if self.first_token_at is None else "stream", last, end
 
     def _running_stage(self) -> str:
-        """The one after those that have ended."""
+        """Return the stage after those that have ended."""
         ended = {stage for stage, _, _ in self.stages.segments}
         if Stage.BODY not in ended:
             return Stage.BODY
@@ -161,10 +161,10 @@ class RecentRequest:
 
 
 class Listener:
-    """Which of the requests that its owner may see have changed. For one task."""
+    """Listener for changes of the requests that its owner may see. Used by one task."""
 
     def __init__(self, owner: str | None) -> None:
-        """`owner` None: of every API key."""
+        """Listen for requests of `owner`, or of every API key with None."""
         self.owner = owner
         self._changed: dict[str, RecentRequest] = {}
         self._has_changes = asyncio.Event()
@@ -175,18 +175,18 @@ class Listener:
             self._has_changes.set()
 
     def forget(self, request: RecentRequest) -> None:
-        """It has left the ring."""
+        """Forget a request that has left the ring."""
         self._changed.pop(request.request_id, None)
 
     def take_changes(self) -> list[RecentRequest]:
-        """In the order of their first change."""
+        """Return and clear the changed requests, in the order of their first change."""
         taken = [*self._changed.values()]
         self._changed.clear()
         self._has_changes.clear()
         return taken
 
     async def wait_changes(self, limit_s: float) -> None:
-        """Return when there are some, or after `limit_s`."""
+        """Wait for changes, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._has_changes.wait()
@@ -195,7 +195,7 @@ class Listener:
 
 
 class RecentRequests:
-    """The ring, its listeners, and how many encodes were avoided since the gateway's start."""
+    """Ring of requests, its listeners, and the count of encodes avoided since the gateway's start."""
 
     def __init__(self, max_requests: int, max_listeners: int) -> None:
         self._requests: deque[RecentRequest] = deque()
@@ -203,14 +203,14 @@ class RecentRequests:
         self._max_listeners = max_listeners
         self._max_own = max(1, max_listeners // 4)  # of one owner: else one key could take all
         self._listeners: set[Listener] = set()
-        self.num_requests = 0  # that have ended
-        self.num_items = 0  # of these
-        self.avoided: Counter[str] = Counter()  # of these
+        self.num_requests = 0  # requests that have ended
+        self.num_items = 0  # their items
+        self.avoided: Counter[str] = Counter()  # their encodes that were avoided, by reason
 
     def begin_request(
         self, request_id: str, route: str, owner: str, stages: FirstTokenStages
     ) -> RecentRequest:
-        """A request whose key was checked."""
+        """Add a request whose key was checked."""
         if len(self._requests) >= self._max_requests:
             oldest = self._requests.popleft()
             for listener in self._listeners:
@@ -221,7 +221,7 @@ class RecentRequests:
         return begun
 
     def visible_to(self, owner: str | None) -> list[RecentRequest]:
-        """The oldest first. `owner` None: all."""
+        """Return the owner's requests, or all with None, the oldest first."""
         return [each for each in self._requests if owner is None or each.owner == owner]
 
     def on_change(self, request: RecentRequest) -> None:
@@ -229,7 +229,7 @@ class RecentRequests:
             listener.on_change(request)
 
     def on_encode_result(self, message: Message) -> None:
-        """A message of an encoder: it may come after the end of the requests that it is for."""
+        """Read an encoder's message, which may come after the end of the requests it is for."""
         now = time.monotonic()
         if isinstance(message, EncodeCompleted):
             self._on_sealed(MmHash(message.mm_hash), message.encoder, message.encode_s, now)
@@ -253,7 +253,7 @@ class RecentRequests:
 
     @contextmanager
     def listen(self, owner: str | None) -> Iterator[Listener]:
-        """A listener, until the block ends. One owner may have a quarter of them, `owner` None all.
+        """Listen until the block ends. One owner may have a quarter of the listeners, None all.
 
         Raises:
             RequestError: 429, there are as many as may be.

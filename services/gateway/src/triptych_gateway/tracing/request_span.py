@@ -1,7 +1,7 @@
-"""The gateway's span of a whole request: `{operation} {model}`, kind SERVER.
+"""Gateway's span of a whole request: `{operation} {model}`, kind SERVER.
 
-The name of the model is added once it is known to be served: a caller can make no names up. Whatever is set
-is short, and holds nothing of what the request or the answer says.
+The model's name is added once it is known to be served, so that a caller cannot make names up. Attributes are
+short and hold no text of the request or the answer.
 """
 
 import time
@@ -32,7 +32,7 @@ _STAGES = {stage: f"{STAGE_PREFIX}{stage}{STAGE_SUFFIX}" for stage in Stage}
 
 
 class RequestSpan:
-    """One request's. Filled in by the steps of the exchange as they end."""
+    """Span of one request, filled in by the steps of the exchange as they end."""
 
     def __init__(self, started: Span, operation: str, arrived_at: float) -> None:
         self._span = started
@@ -40,7 +40,7 @@ class RequestSpan:
         self._stages = FirstTokenStages(arrived_at)
         self._is_recording = started.is_recording()
         self._recent: RecentRequest | None = None  # None: `/ui` is off, or the key is not checked yet
-        self.facts: AnswerFacts | None = None  # of the answer; None: nobody will have them
+        self.facts: AnswerFacts | None = None  # facts of the answer; None: not recorded
 
     def set_attribute(self, name: str, value: str | bool | int | float) -> None:
         self._span.set_attribute(name, value)
@@ -48,12 +48,12 @@ class RequestSpan:
     def show_in(
         self, recents: RecentRequests, request_id: str, route: str, *, owner: str, key_name: str | None
     ) -> None:
-        """Among the recent requests, from now on. `owner`: of the caller whose key was checked."""
+        """Show the request among the recent ones; `owner` is the caller's whose key was checked."""
         self._recent = recents.begin_request(request_id, route, owner, self._stages)
         self._recent.key_name = key_name
 
     def on_request(self, body: Mapping[str, Any], *, stream: bool, num_items: int) -> None:
-        """The body has been read, and is valid here."""
+        """Record a body that has been read and is valid."""
         self.end_stage(Stage.BODY)
         if self._is_recording:
             parameters = parameters_of(body)
@@ -68,7 +68,7 @@ class RequestSpan:
             self._recent.touch()
 
     def on_model(self, model: str) -> None:
-        """An instance serves `model`."""
+        """Record that an instance serves `model`."""
         self.end_stage(Stage.QUEUE)
         self._span.set_attribute(attributes.REQUEST_MODEL, model)
         self._span.update_name(f"{self._operation} {model}")
@@ -77,14 +77,13 @@ class RequestSpan:
             self._recent.touch()
 
     def end_stage(self, stage: Stage) -> None:
-        """What has passed since the last end was `stage`."""
+        """End `stage`, which lasted since the previous end."""
         self._stages.end(stage, time.monotonic())
         if self._recent is not None:
             self._recent.touch()
 
     def on_items(self, items: Iterable[tuple[MmHash, str, int]]) -> dict[MmHash, ItemTiming]:
-        """The media are checked: of each item its identity, modality and bytes. Returns what is to be filled
-        in about each; nothing where nobody looks."""
+        """Record identity, modality and bytes of the checked media; return timings to fill in, if traced."""
         if self._recent is None:
             return {}
         timings: dict[MmHash, ItemTiming] = {}
@@ -97,40 +96,40 @@ class RequestSpan:
         return timings
 
     def on_decision(self, way: str, reason: str) -> None:
-        """Who encodes."""
+        """Record the process that encodes."""
         self._span.set_attribute(attributes.DECISION, way)
         self._span.set_attribute(attributes.DECISION_REASON, reason)
         self._on_way(way, reason)
 
     def on_route(self, way: str, reason: str) -> None:
-        """Which instances get it: one, or one after the other. The last one counts."""
+        """Record the instances that get the request, one or a pair. The last call counts."""
         self._span.set_attribute(attributes.WAY, way)
         self._span.set_attribute(attributes.WAY_REASON, reason)
 
     def on_version(self, version: str, reason: str) -> None:
-        """Of the model: that of the instance that answers; "": it announces none."""
+        """Record the version of the answering instance; "" if it announces none."""
         self._span.set_attribute(attributes.VERSION, version)
         self._span.set_attribute(attributes.VERSION_REASON, reason)
 
     def on_local_encode(self, reason: str) -> None:
-        """An instance encodes, for `reason`."""
+        """Record that an instance encodes, for `reason`."""
         self._span.set_attribute(attributes.LOCAL_ENCODE, reason)
         self._on_way("local", reason)
 
     def on_local_encode_failed(self) -> None:
-        """Encoders do it after all."""
+        """Record that encoders encode after a failed local encode."""
         self._span.set_attribute(attributes.LOCAL_ENCODE_FAILED, True)
         self._on_way("remote", "local_encode_failed")
 
     def on_answering(self, instance: str, tokens: TokenCount) -> None:
-        """`instance` answers. `tokens`: those of a stream, counted as they pass."""
+        """Record that `instance` answers; `tokens` counts those of a stream as they pass."""
         if self._recent is not None:
             self._recent.instance = instance
             self._recent.tokens = tokens if self._recent.is_stream else None
             self._recent.touch()
 
     def on_first_chunk(self, sealed_at: float | None) -> None:
-        """Of a stream."""
+        """Record the first chunk of a stream."""
         seconds = self._stages.end_first_chunk(sealed_at, time.monotonic())
         self._span.set_attributes(
             {
@@ -143,20 +142,20 @@ class RequestSpan:
             self._recent.touch()
 
     def on_whole_answer(self, body: bytes, sealed_at: float | None) -> None:
-        """An answer that is not streamed: when its first token was there is not known."""
+        """Record an answer that is not streamed, whose first token has no known time."""
         if sealed_at is not None:
             self._stages.end_encode(sealed_at, time.monotonic())
         if self.facts is not None:
             self.facts.feed_whole(body)
 
     def on_error(self, error_type: str) -> None:
-        """A code of the gateway's errors."""
+        """Record a code of the gateway's errors."""
         self._span.set_attribute(attributes.ERROR_TYPE, error_type[:MAX_ERROR_CHARS])
         if self._recent is not None:
             self._recent.error_type = error_type[:MAX_ERROR_CHARS]
 
     def end(self, status: int) -> None:
-        """The answer has ended, whatever it was."""
+        """Record the end of the answer, good or not."""
         self._span.set_attribute(attributes.HTTP_STATUS, status)
         if status >= 500:
             self._span.set_status(StatusCode.ERROR)
@@ -170,7 +169,7 @@ class RequestSpan:
             self._recent.end(status, time.monotonic())
 
     def close(self) -> None:
-        """After `end`; without it the request was cut off."""
+        """Close the span; without `end` before, the request was cut off."""
         if self._recent is not None:
             self._recent.end(CUT_OFF, time.monotonic())
 
@@ -194,7 +193,7 @@ def request_span(
     arrived_at: float,
     context: Context,
 ) -> Iterator[RequestSpan]:
-    """Active in the block; the parent is the caller's span, if `context` has one."""
+    """Run the block in the span; its parent is the caller's span, if `context` has one."""
     address = address_of(scope)
     first = {
         REQUEST_ID: request_id,

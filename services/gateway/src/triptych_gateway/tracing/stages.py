@@ -1,10 +1,10 @@
-"""Where the time until the first chunk went: one stage after the other, without gaps."""
+"""Stages of the time until the first chunk, one after the other, without gaps."""
 
 from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Each moment between arrival and first chunk belongs to one."""
+    """Stage between arrival and first chunk; each moment belongs to one."""
 
     BODY = "body"  # admitted, read, parsed
     QUEUE = "queue"  # until an instance is known that serves the model, and until it is decided who encodes
@@ -16,7 +16,7 @@ class Stage(StrEnum):
 
 
 class FirstTokenStages:
-    """Pure bookkeeping: `now` and all times are monotonic seconds."""
+    """Bookkeeping of stages. Pure: `now` and all times are monotonic seconds."""
 
     def __init__(self, arrived_at: float) -> None:
         self.arrived_at = arrived_at
@@ -24,13 +24,13 @@ class FirstTokenStages:
         self.segments: list[tuple[Stage, float, float]] = []  # (stage, from, to), without gaps
 
     def end(self, stage: Stage, now: float) -> None:
-        """The time since the last end was spent on `stage`."""
+        """End `stage`, which lasted since the previous end."""
         until = max(self.last_at, now)
         self.segments.append((stage, self.last_at, until))
         self.last_at = until
 
     def end_first_chunk(self, sealed_at: float | None, now: float) -> float:
-        """The first chunk is there. Returns the seconds since the arrival.
+        """End with the first chunk; return the seconds since the arrival.
 
         Args:
             sealed_at: the last seal that the gateway knows of, of an item that was encoded for this request.
@@ -41,11 +41,11 @@ class FirstTokenStages:
         return self.last_at - self.arrived_at
 
     def end_encode(self, sealed_at: float, now: float) -> None:
-        """What lay between the dispatch and `sealed_at`, if anything did."""
+        """End the encode at `sealed_at`, if that is after the dispatch."""
         self.end(Stage.ENCODE, min(sealed_at, now))
 
     def as_ms(self) -> dict[Stage, float]:
-        """Of the stages that were ended."""
+        """Return milliseconds of the stages that have ended."""
         spent: dict[Stage, float] = {}
         for stage, since, until in self.segments:
             spent[stage] = spent.get(stage, 0.0) + until - since

@@ -1,4 +1,4 @@
-"""Whose `traceparent` counts. That of others is ignored: whoever is followed decides what is recorded."""
+"""Trust in callers' `traceparent`. Others are ignored, since a trusted caller decides what is recorded."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 def address_of(scope: Scope) -> IPv4Address | IPv6Address | None:
-    """The caller's: of the connection, or as a proxy tells it whose word counts; None: there is none."""
+    """Return the caller's address: the connection's, or a trusted proxy's word; or None."""
     client = scope.get("client")
     return _parsed(client[0]) if client else None
 
@@ -30,13 +30,13 @@ def _parsed(text: str) -> IPv4Address | IPv6Address | None:
 
 @dataclass(frozen=True, slots=True)
 class TraceTrust:
-    """Nobody's, everybody's, or that of peers in some networks."""
+    """Trust in no peer, in every peer, or in peers of some networks."""
 
     is_on: bool = False
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # none: of all peers
 
     def context_of(self, scope: Scope) -> Context:
-        """The caller's context; an empty one if it has none, or is not trusted."""
+        """Return the caller's context; an empty one without one, or from an untrusted peer."""
         if not self.is_on or not self._trusts(scope):
             return Context()
         headers: dict[str, list[str]] = defaultdict(list)

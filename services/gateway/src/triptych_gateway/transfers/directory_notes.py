@@ -1,6 +1,6 @@
-"""DirectoryNotes: places that are to be noted in the directory, or removed; written in the background.
+"""DirectoryNotes: places to add to the directory or remove, written in the background.
 
-A note that is not written costs a transfer that nobody needed, or an encode: never an answer.
+A lost note costs a needless transfer or an encode, never an answer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _Notes = dict[_Key, NotedPlace]  # the oldest first
 
 
 class DirectoryNotes:
-    """`run` must run. Of each place the last word counts: it stands in one of the two lists."""
+    """Notes to write; `run` must run. The last note about a place counts: it is in one of two lists."""
 
     def __init__(self, directory: EntryDirectory, timeout_s: float) -> None:
         self._directory = directory
@@ -34,7 +34,7 @@ class DirectoryNotes:
         self._has_notes = asyncio.Event()
 
     async def find(self, entries: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
-        """Of each of `entries`: its places. Nothing for any where the bus does not answer in time.
+        """Return the places of each entry; none if the bus does not answer in time.
 
         A place that is to be removed counts as removed, whether Redis knows that yet or not.
         """
@@ -55,12 +55,12 @@ class DirectoryNotes:
         return (self._being_removed.keys() | self._to_remove.keys()) - self._to_add.keys()
 
     def add(self, noted: Iterable[NotedPlace]) -> None:
-        """The stores have these."""
+        """Note that the stores have these entries."""
         _put(noted, self._to_add, instead_of=self._to_remove)
         self._wake()
 
     def remove(self, noted: Iterable[NotedPlace]) -> None:
-        """The stores have these no more."""
+        """Note that the stores have these entries no more."""
         _put(noted, self._to_remove, instead_of=self._to_add)
         self._wake()
 
@@ -69,13 +69,13 @@ class DirectoryNotes:
             self._has_notes.set()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Write notes to the directory, for ever."""
         while True:
             await self._has_notes.wait()
             added, removed = _take(self._to_add), _take(self._to_remove)
             self._being_added, self._being_removed = added, removed
             try:
-                if removed:  # first: a place of another life may be among what is added
+                if removed:  # first: a place of an earlier generation may be among the added ones
                     await self._directory.remove(list(removed.values()))
                 if added:
                     await self._directory.add(list(added.values()))

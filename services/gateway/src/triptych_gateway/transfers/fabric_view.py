@@ -1,4 +1,4 @@
-"""FabricView: which stores there are, and which fabric agent is beside each, by the registry."""
+"""FabricView: registered stores, and the fabric agent beside each."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from triptych_gateway.routing.registry_view import RegistryView
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of one read of the registry."""
+    """Facts from one read of the registry."""
 
     records: tuple[InstanceRecord, ...] = ()
     stores: frozenset[str] = frozenset()
@@ -28,7 +28,7 @@ class _Facts:
 
 
 class FabricView:
-    """What the registry says, as it was last read."""
+    """Registry's stores and agents, as last read."""
 
     def __init__(self, view: RegistryView) -> None:
         self._view = view
@@ -36,20 +36,20 @@ class FabricView:
 
     @property
     def are_apart(self) -> bool:
-        """Several stores are registered."""
+        """True if several stores are registered."""
         return len(self._facts().stores) > 1
 
     def store_of(self, instance: str) -> str | None:
-        """None: the instance is not registered, or works with none."""
+        """Return the instance's store; None if it is not registered or has none."""
         return self._facts().store_of.get(instance)
 
     def agent_of(self, store: str) -> InstanceRecord | None:
-        """The agent beside `store`, unless it is about to end."""
+        """Return the agent beside `store`, unless it is about to end."""
         agent = self._facts().agents.get(store)
         return None if agent is None or agent.draining else agent
 
     def has_several_ways(self, source: str | None, target: str | None) -> bool:
-        """Whether the agents of both have several transports in common."""
+        """Return whether the agents of both stores have several transports in common."""
         common = set(FabricTransport)
         for store in (source, target):
             agent = None if store is None else self.agent_of(store)
@@ -57,12 +57,12 @@ class FabricView:
         return len(common) > 1
 
     def generation_of(self, store: str) -> int | None:
-        """Of its present life, as its agent says."""
+        """Return the store's generation, as its agent announces."""
         agent = self._facts().agents.get(store)
         return None if agent is None or agent.fabric is None else agent.fabric.generation
 
     def is_dead(self, place: EntryPlace) -> bool:
-        """The life of the store that it speaks of has ended."""
+        """Return whether the store has been restarted since `place` was recorded."""
         return self.generation_of(place.store) != place.generation
 
     def _facts(self) -> _Facts:

@@ -1,4 +1,4 @@
-"""The stores that an item can be taken from, the best first. Pure."""
+"""Stores that an item can be taken from, the best first. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
 
 Places = Mapping[MmHash, Sequence[EntryPlace]]
-"""What the directory says, by entry. An entry that was asked for and has none has an empty list."""
+"""Directory's places by entry. A requested entry without any has an empty list."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSource:
-    """A store that has all of an item, or will have."""
+    """Store that has all of an item, or will have."""
 
     store: str
     num_bytes: int
     is_sealed: bool  # now; else an encoder is at it
-    is_new: bool  # an encoder has told this gateway; else the directory says so
+    is_new: bool  # True: reported by an encoder; else by the directory
 
 
 def merge_places(found: Iterable[Sequence[EntryPlace]]) -> tuple[EntryPlace, ...]:
-    """What several reads say of one entry, at different times: each place once."""
+    """Merge several reads of one entry's places, each place once."""
     places = {(each.store, each.generation): each for each in chain.from_iterable(found)}
     return tuple(places.values())
 
 
 def living_places(places: Places, entries: Collection[MmHash], fabric: FabricView) -> dict[str, int]:
-    """Stores that have all of `entries`, in the life that they have now; with the bytes of all."""
+    """Return stores that have all of `entries` in their present generation, with the bytes of all."""
     by_store: dict[str, list[int]] = {}
     for entry in entries:
         for place in places.get(entry, ()):
@@ -49,11 +49,10 @@ def find_sources(
     rates: LinkRates,
     now: float,
 ) -> list[TransferSource]:
-    """Where it could be pushed from, or `target` itself, first: it has it.
+    """Return `target` itself if it has the item, then the stores to push it from, the best first.
 
-    Else stores whose agent takes orders before the others, links that work before those that have failed
-    lately, what is sealed before what is not, and the faster before the slower. An avoided link is better
-    than none.
+    Stores whose agent takes orders come before the others, working links before recently failed ones, sealed
+    items before others, and faster before slower. An avoided link is better than none.
     """
     found = {
         store: TransferSource(store, num_bytes, is_sealed=True, is_new=False)

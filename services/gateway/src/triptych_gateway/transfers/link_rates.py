@@ -1,4 +1,4 @@
-"""LinkRates: seconds that each link takes for so many bytes, by what its transfers took."""
+"""LinkRates: seconds that each link needs for some bytes, learned from its transfers."""
 
 import time
 
@@ -19,20 +19,20 @@ NOT_OF_THE_LINK = frozenset(
         TransferFailureKind.EXPIRED,
     }
 )
-"""Failures that say nothing of the link."""
+"""Kinds of failures that are not the link's fault."""
 
 Link = tuple[str, str]  # source, target
 
 
 class LinkRates:
-    """`now`: monotonic seconds."""
+    """Rates of all links; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._costs: LRUCache[Link, LinearCost] = LRUCache(MAX_LINKS)
         self._avoided_until: LRUCache[Link, float] = LRUCache(MAX_LINKS)
 
     def observe(self, link: Link, num_bytes: int, seconds: float, now: float) -> None:
-        """A transfer is whole. One of no bytes says nothing of the link but that it works."""
+        """Learn from a complete transfer; one of no bytes only shows that the link works."""
         self._avoided_until.pop(link, None)
         if num_bytes:
             cost = self._costs.get(link)
@@ -41,13 +41,13 @@ class LinkRates:
             cost.observe(num_bytes, seconds, now)
 
     def seconds(self, link: Link, num_bytes: int, now: float) -> float:
-        """What `num_bytes` will take there; a cautious guess where nothing is known of it."""
+        """Return the predicted seconds for `num_bytes`; a cautious guess without measurements."""
         cost = self._costs.get(link)
         line = None if cost is None else cost.line(now)
         return num_bytes / UNKNOWN_RATE if line is None else line.seconds(num_bytes)
 
     def measured_s(self, source: str, target: str, num_bytes: int) -> float | None:
-        """As `seconds`, for who guesses otherwise where nothing is known; None then.
+        """Return `seconds` of a measured link, or None.
 
         A link that is avoided takes `AVOIDED_S` longer, also one without an estimate.
         """
@@ -57,12 +57,12 @@ class LinkRates:
         return self.seconds(link, num_bytes, now) if self.is_measured(link, now) else None
 
     def is_measured(self, link: Link, now: float) -> bool:
-        """Whether it has an estimate of its own."""
+        """Return whether the link has an estimate of its own."""
         cost = self._costs.get(link)
         return cost is not None and cost.line(now) is not None
 
     def avoid(self, link: Link, now: float) -> None:
-        """It has failed: others come first for a while."""
+        """Avoid a link that has failed: others come first for a while."""
         self._avoided_until[link] = now + AVOIDED_S
 
     def is_avoided(self, link: Link, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a transfer that waits does next. Pure.
+"""Next step of a waiting transfer. Pure.
 
 the target has the item                     HOLD
 attempts left, a source that was not tried  ORDER from it
@@ -8,7 +8,8 @@ attempts left, and it is nowhere            ENCODE again: near the target at fir
 no attempt left                             GIVE_UP
 
 The last attempt is not for a place of the directory: an encode can be had instead.
-What the target's own prefill_decode misses is not there for the directory's word, only for an encoder's.
+If the target's own prefill_decode misses an item, only an encoder's report counts as its presence, not the
+directory's.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class TransferStep:
 def next_step(
     transfer: Transfer, sources: Sequence[TransferSource], *, is_encoding: bool, max_attempts: int
 ) -> TransferStep:
-    """`sources`: the best first; the target itself, where it has the item. `is_encoding`: a job is under way.
+    """Return the next step; `sources` are the best first, with the target itself if it has the item.
 
     A transfer that nothing has failed of yet encodes nothing: its item is ordered by the request, or by its
     `EncodeNeeded`.

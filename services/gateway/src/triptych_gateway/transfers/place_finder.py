@@ -1,4 +1,4 @@
-"""PlaceFinder: where items are, by what encoders have told this gateway, and by the directory."""
+"""PlaceFinder: places of items, from encoders' messages and the directory."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from triptych_gateway.transfers.link_rates import LinkRates
 
 
 class PlaceFinder:
-    """Asks Redis nothing while one store is registered."""
+    """Finder of places, without calls to Redis while one store is registered."""
 
     def __init__(
         self, fabric: FabricView, orders: EncodeOrders, notes: DirectoryNotes, rates: LinkRates
@@ -38,7 +38,7 @@ class PlaceFinder:
     async def read(
         self, items: Iterable[MmHash], known: Places | None = None
     ) -> dict[MmHash, tuple[EntryPlace, ...]]:
-        """What the directory says of the entries of `items`, but of those in `known`: one round trip."""
+        """Read the directory for the entries of `items` that are not in `known`: one round trip."""
         if not self._fabric.are_apart:
             return {}
         entries = dict.fromkeys(chain.from_iterable(self.entries_of(each) for each in items))
@@ -55,7 +55,7 @@ class PlaceFinder:
         return found
 
     def stores_of(self, items: Collection[MmHash], places: Places) -> Mapping[str, frozenset[MmHash]]:
-        """Of `items`, those that each store has, or gets from its own encoder: to choose an instance by."""
+        """Return which of `items` each store has, or gets from its own encoder, to choose an instance by."""
         if not self._fabric.are_apart:
             return {}
         near: dict[str, set[MmHash]] = {}
@@ -70,7 +70,7 @@ class PlaceFinder:
 
     # ---- for transfers ---------------------------------------------------------------------------
     def entries_of(self, item: MmHash) -> tuple[MmHash, ...]:
-        """Under which it lies in a store; an item whose sizes are not known here is taken to be one entry."""
+        """Return the entries of an item in a store; one, if its sizes are unknown here."""
         known = self._orders.places.find(item)
         if known is not None:
             return known.entries
@@ -80,7 +80,7 @@ class PlaceFinder:
     def sources_of(
         self, item: MmHash, target: str, media_waits: Iterable[MediaWait], now: float
     ) -> list[TransferSource]:
-        """The best first; `target` itself before all others, if it has the item."""
+        """Return the sources, the best first; `target` itself comes before all others if it has the item."""
         known, entries, waits = self._orders.places.find(item), self.entries_of(item), list(media_waits)
         places = {
             entry: merge_places(each.entry_places.get(entry, ()) for each in waits) for entry in entries
@@ -88,7 +88,7 @@ class PlaceFinder:
         return find_sources(target, known, places, entries, self._fabric, self._rates, now)
 
     async def complete(self, media_wait: MediaWait, items: Sequence[MmHash], target: str | None) -> None:
-        """Read what the directory says of those of `items` that were not read, or that had no place then."""
+        """Read the directory for those of `items` that were not read, or had no place then."""
         places, now = media_wait.entry_places, time.monotonic()
         for item in items:
             if not self.sources_of(item, target or "", [media_wait], now):
@@ -106,23 +106,23 @@ class PlaceFinder:
                 media_wait.entry_places.update(places)
 
     def is_encoding(self, item: MmHash) -> bool:
-        """A job of it is under way, as far as this gateway knows."""
+        """Return whether a job of the item is under way, as far as this gateway knows."""
         found = self._orders.table.get(item)
         return found is not None and found.in_flight
 
     # ---- what is learned -------------------------------------------------------------------------
     def note_sealed(self, place: ItemPlace) -> None:
-        """An encoder has it whole at its store."""
+        """Record that an encoder has the item complete at its store."""
         if place.is_sealed:
             self._note(place.store, zip(place.entries, place.entry_bytes(), strict=True))
 
     def note_held(self, item: MmHash, store: str, num_bytes: int) -> None:
-        """A transfer has brought it to `store`, all of its entries together `num_bytes`."""
+        """Record that a transfer brought the item to `store`, with `num_bytes` of all entries together."""
         entries = self.entries_of(item)
         self._note(store, ((each, num_bytes // len(entries)) for each in entries))
 
     def forget(self, item: MmHash, store: str, media_waits: Iterable[MediaWait]) -> None:
-        """`store` has it no more, and no encoder makes it there."""
+        """Record that `store` has the item no more, and that no encoder makes it there."""
         entries = self.entries_of(item)
         self._orders.places.forget(item, store)
         for entry in entries:
@@ -135,7 +135,7 @@ class PlaceFinder:
                 self._notes.remove([NotedPlace(entry, place)])
 
     def _note(self, store: str, entries: Iterable[tuple[MmHash, int]]) -> None:
-        """Without an agent it can be brought nowhere, and its life is not known."""
+        """Note entries of a store; without an agent it is no source, and its generation is unknown."""
         generation = self._fabric.generation_of(store)
         if generation is not None and self._fabric.are_apart:
             self._notes.add(

@@ -1,9 +1,9 @@
-"""How long a transfer is waited for, and how often it is tried."""
+"""Limits of a transfer: how long it is waited for, and its number of attempts."""
 
 from dataclasses import dataclass
 
-PREDICTED_TIMES = 3.0  # of what a transfer is predicted to take, until it counts as silent
-MAX_EXTENSIONS = 4  # of that time, for an agent that is alive: it may wait for room at the target
+PREDICTED_TIMES = 3.0  # times the predicted duration, after which a transfer counts as silent
+MAX_EXTENSIONS = 4  # extensions for an agent that is alive: it may wait for room at the target
 RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
 
 

@@ -1,4 +1,4 @@
-"""The order of one transfer, made from the requests that wait for it. Pure."""
+"""Order of one transfer, made from the requests that wait for it. Pure."""
 
 from collections.abc import Iterable
 from uuid import uuid4
@@ -18,7 +18,7 @@ def transfer_order(
     gateway: str,
     media_waits: Iterable[MediaWait],
 ) -> TransferOrder:
-    """To the agent of the store `source`; of the highest class that any of `media_waits` has."""
+    """Return the order to the agent of store `source`, of the highest class among `media_waits`."""
     classes = (each.lane.encode_class for each in media_waits)
     return TransferOrder(
         transfer_id=f"transfer-{uuid4().hex}",

@@ -1,8 +1,8 @@
 """TransferOrders: brings the items that requests need to the stores where they need them.
 
-It hears where an item is from encoders (`ItemPlaces`), reads the directory for those that were encoded
-before, sends `TransferOrder`s to the agents beside the sources, and sees to what comes of them: another
-source, another encode, or one clear error. What is done next is pure (`next_step`, `transfer_table`).
+It learns places from encoders (`ItemPlaces`) and the directory, sends `TransferOrder`s to the agents beside
+the sources, and handles their results: another source, another encode, or one clear error. The choice of the
+next step is pure (`next_step`, `transfer_table`).
 
 `run` must run. `on_result` gets every message of `encode-results:{gateway}` first.
 """
@@ -54,11 +54,11 @@ log = get_logger(__name__)
 
 CHECK_S = 0.5  # how often it is looked whether agents have begun another life
 NEVER = float("inf")
-NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that nobody reports
+NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that no agent reports
 
 
 class TransferOrders:
-    """Owns the table of transfers. Everything runs on the gateway's loop."""
+    """Owner of the table of transfers. Everything runs on the gateway's loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TransferOrders:
         self.table, self.rates = ItemTransfers(), rates
         self.places = PlaceFinder(fabric, orders, notes, self.rates)
         self._waits: dict[RequestId, MediaWait] = {}
-        self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
+        self._targets: dict[RequestId, str] = {}  # store where each of them needs its items now
         self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
         self._to_look_up: dict[TransferKey, Transfer] = {}
         self._traces = TransferTraces()
@@ -92,7 +92,7 @@ class TransferOrders:
     # ---- a request's side ------------------------------------------------------------------------
     @contextmanager
     def hold(self, media_wait: MediaWait) -> Iterator[None]:
-        """The request may need its items elsewhere, until the block ends.
+        """Hold a request that may need its items elsewhere, until the block ends.
 
         From now on new ones are pushed to the store of `media_wait.prefill_decode` as soon as an encoder
         announces them.
@@ -110,9 +110,9 @@ class TransferOrders:
             del self._waits[request_id]
 
     async def bring(self, media_wait: MediaWait, record: InstanceRecord) -> None:
-        """The request is about to go to `record`'s instance: its items go to that one's store.
+        """Bring the request's items to the store of `record`'s instance, which is about to get it.
 
-        Their sizes are known. Where one store is registered, nothing is done.
+        Their sizes are known. With one registered store, nothing is done.
         """
         media_wait.target = record.store or media_wait.target
         old = [
@@ -126,7 +126,7 @@ class TransferOrders:
                 self._advance(transfer)
 
     def _join(self, media_wait: MediaWait, target: str | None) -> list[Transfer]:
-        """None where its wait has ended, or one store is registered."""
+        """Join the transfers of a request; none if its wait has ended, or with one registered store."""
         request_id = media_wait.request_id
         if request_id not in self._waits or target is None:
             return []
@@ -150,7 +150,7 @@ class TransferOrders:
 
     # ---- messages --------------------------------------------------------------------------------
     def on_result(self, message: Message) -> bool:
-        """One message of `encode-results:{gateway}`. True: nothing else is to be done about it."""
+        """Handle a message of `encode-results:{gateway}`; return True if no other handler needs it."""
         match message:
             case TransferCompleted():
                 self._on_completed(message)
@@ -192,7 +192,7 @@ class TransferOrders:
         self._fail(transfer, message.kind)
 
     def _on_needed(self, message: EncodeNeeded) -> bool:
-        """A prefill_decode lacks an item. True: it is on its way, or is sent once more."""
+        """Handle a prefill_decode's missing item; return True if it is on its way or is sent again."""
         mm_hash, media_wait = MmHash(message.mm_hash), self._waits.get(RequestId(message.request_id))
         target = None if media_wait is None else self._targets.get(media_wait.request_id)
         transfer = None if target is None else self.table.get(mm_hash, target)
@@ -216,7 +216,7 @@ class TransferOrders:
 
     # ---- one transfer ----------------------------------------------------------------------------
     def _advance(self, transfer: Transfer) -> None:
-        """The next step of one that waits."""
+        """Take the next step of a waiting transfer."""
         now, waits = time.monotonic(), self._waits_of(transfer)
         transfer.due_at = NEVER
         step = next_step(
@@ -232,7 +232,7 @@ class TransferOrders:
         elif step.source is not None:
             self._order(transfer, step.source, now)
         elif not any(each.needs(transfer.mm_hash) for each in waits):
-            return  # whoever needs it once more says so
+            return  # a request that needs it once more orders it
         elif step.kind is StepKind.LOOK_UP:
             transfer.due_at = now  # not NEVER: what its prefill_decode asks for meanwhile orders no encode
             self._to_look_up[transfer.key] = transfer
@@ -260,14 +260,14 @@ class TransferOrders:
         self._changed.set()
 
     def _silent_at(self, transfer: Transfer, source: str, num_bytes: int, now: float) -> float:
-        """When no word of it counts as a failure. What else is under way there comes first."""
+        """Return when silence counts as a failure; transfers under way on the link come first."""
         link = (source, transfer.target)
         num_ahead = self.table.bytes_under_way(*link)
         seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
         return now + self._limits.grace_s + PREDICTED_TIMES * seconds
 
     def _on_no_answer(self, transfer: Transfer, now: float) -> None:
-        """An agent in the life that got the order may wait for room at the target: it has some more time."""
+        """Extend the time of an agent that lives: it may wait for room at the target."""
         source = transfer.source or ""
         agent, waits = self._fabric.agent_of(source), self._waits_of(transfer)
         if agent is not None and agent.boot_id == self._boot_ids.get(source):
@@ -279,7 +279,7 @@ class TransferOrders:
         self._fail(transfer, SILENT)
 
     def _fail(self, transfer: Transfer, kind: str) -> None:
-        """The one that is ordered came to nothing. What is next is due, a little later each time."""
+        """Fail the ordered attempt; the next one is due a little later each time."""
         now = time.monotonic()
         self._show(transfer, now, str(kind))
         if transfer.source is not None and kind not in NOT_OF_THE_LINK:
@@ -298,20 +298,20 @@ class TransferOrders:
     def _show(
         self, transfer: Transfer, now: float, result: str, completed: TransferCompleted | None = None
     ) -> None:
-        """Its order has ended: counted, and in the trace of each request that waits for it or has done."""
+        """Record the end of an order, in metrics and in the trace of each request that waits or waited."""
         self._metrics.transfers.labels(result).inc()
         failure = result if completed is None else None
         self._traces.record(transfer, self._waits_of(transfer), now, completed=completed, failure=failure)
 
     # ---- tasks -----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Never returns."""
+        """Run the background tasks for ever."""
         async with asyncio.TaskGroup() as group:
             for each in (self._follow_places(), self._follow_time(), self._notes.run()):
                 group.create_task(each)
 
     async def _follow_places(self) -> None:
-        """What encoders tell of where items are."""
+        """Follow encoders' reports of places."""
         while True:
             await self._orders.places.wait_changed()
             for place in self._orders.places.take_changed():
@@ -320,7 +320,7 @@ class TransferOrders:
                     self._on_place(transfer, place)
 
     def _on_place(self, transfer: Transfer, place: ItemPlace) -> None:
-        """An encoder makes the item there, or has it."""
+        """Record that an encoder makes the item at a place, or has it."""
         self.table.made_again(transfer, place.store)
         if transfer.state is TransferState.ORDERED and transfer.due_at == NEVER:
             if transfer.source != place.store:  # its encoder was lost, and another one makes it
@@ -333,7 +333,7 @@ class TransferOrders:
             self._advance(transfer)
 
     async def _follow_time(self) -> None:
-        """Sends orders, and sees to what is due."""
+        """Send orders and handle those that are due, for ever."""
         while True:
             self._changed.clear()
             now = time.monotonic()
@@ -354,9 +354,9 @@ class TransferOrders:
                     await self._changed.wait()
 
     def _fail_restarted(self) -> None:
-        """Of an agent that has begun another life nothing is waited for: it gets the orders again.
+        """Fail the orders of an agent that was restarted, which gets them again.
 
-        What it finds of them in its stream and what it gets anew are one transfer to it.
+        Orders in its stream and the new ones are one transfer to it.
         """
         for store, boot_id in list(self._boot_ids.items()):
             agent = self._fabric.agent_of(store)
@@ -368,7 +368,7 @@ class TransferOrders:
                 self.table.made_again(transfer, store)
 
     async def _look_up_all(self) -> None:
-        """Where those items are now that a failed transfer needs: one may have been moved, by a drain."""
+        """Look up the places of items of failed transfers: a drain may have moved one."""
         transfers, self._to_look_up = list(self._to_look_up.values()), {}
         await self.places.look_up((each.mm_hash, self._waits_of(each)) for each in transfers)
         for transfer in transfers:

@@ -1,4 +1,4 @@
-"""Transfer table: of each item that some request needs in a store, whether it is on its way there. Pure.
+"""Transfer table: state of each item's way to a store where some request needs it. Pure.
 
     WAITING --order--> ORDERED --completed--> HELD
        |  ^               |                    |
@@ -18,7 +18,7 @@ from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import MmHash, RequestId
 
 STALE_S = 1.0
-"""So long after an order that follows a failed one, a target's `writer_lost` is of the failed one."""
+"""Seconds after a retried order in which a target's `writer_lost` belongs to the failed one."""
 
 TransferKey = tuple[MmHash, str]  # item, target store
 
@@ -39,7 +39,7 @@ ALLOWED: dict[TransferState, frozenset[TransferState]] = {
 
 
 class OrderReason(StrEnum):
-    """Why a push is ordered."""
+    """Reasons for the order of a push."""
 
     NEW = "new"  # an encoder makes it, or has just found it
     DIRECTORY = "directory"  # it was encoded before, for another store
@@ -55,12 +55,12 @@ class Transfer:
     transfer_id: str | None = None  # of the last order
     source: str | None = None  # of the last order
     reason: OrderReason = OrderReason.NEW  # of the last order, or of the next
-    num_bytes: int = 0  # likewise, as the source was known
+    num_bytes: int = 0  # size, as known when it was ordered
     num_attempts: int = 0  # orders since it was last held
-    is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory says
+    is_missed: bool = False  # the target's prefill_decode lacks it, whatever the directory has
     is_looked_up: bool = False  # the directory was read again since the last order
-    num_encodes: int = 0  # ordered because no transfer came to anything; likewise
-    tried: set[str] = field(default_factory=set)  # sources, likewise
+    num_encodes: int = 0  # since it was last held, because no transfer succeeded
+    tried: set[str] = field(default_factory=set)  # sources, since it was last held
     ordered_at: float = 0.0  # monotonic seconds
     due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
     num_extensions: int = 0  # of `due_at`, since the last order
@@ -72,9 +72,9 @@ class Transfer:
         return self.mm_hash, self.target
 
     def loses_writer(self, now: float) -> bool:
-        """Whether the `writer_lost` that its target reports now is of the order that is under way.
+        """Return whether the `writer_lost` that its target reports now is of the current order.
 
-        If one is not taken for it, and is, the source's agent says `unreachable`.
+        If a current one is ignored, the source's agent reports `unreachable`.
         """
         is_stale = self.num_attempts > 1 and now - self.ordered_at < STALE_S
         return self.state is TransferState.ORDERED and not is_stale
@@ -92,7 +92,7 @@ def transition(transfer: Transfer, to: TransferState) -> None:
 
 
 class ItemTransfers:
-    """Owns the records. Every method is one event; none does I/O. `now`: monotonic seconds."""
+    """Records of transfers. Every method is one event; none does I/O. `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._transfers: dict[TransferKey, Transfer] = {}
@@ -109,15 +109,15 @@ class ItemTransfers:
         return self._transfers.get((mm_hash, target))
 
     def of_item(self, mm_hash: MmHash) -> list[Transfer]:
-        """To all targets."""
+        """Return the item's transfers to all targets."""
         return list(self._by_item.get(mm_hash, {}).values())
 
     def ordered(self, transfer_id: str) -> Transfer | None:
-        """The one whose last order that is, while it is under way."""
+        """Return the transfer whose last order has this id, while it is under way."""
         return self._by_id.get(transfer_id)
 
     def join(self, mm_hash: MmHash, target: str, request_id: RequestId) -> Transfer:
-        """`request_id` needs the item at `target` from now on."""
+        """Record that `request_id` needs the item at `target` from now on."""
         transfer = self._transfers.get((mm_hash, target))
         if transfer is None:
             transfer = self._transfers[mm_hash, target] = Transfer(mm_hash, target)
@@ -128,7 +128,7 @@ class ItemTransfers:
         return transfer
 
     def leave(self, request_id: RequestId, key: TransferKey) -> None:
-        """`request_id` needs it no more. What is under way goes on; its result is nobody's."""
+        """Remove `request_id` from a transfer; a running order goes on, and its result is ignored."""
         transfer = self._transfers.get(key)
         if transfer is None:
             return
@@ -144,7 +144,7 @@ class ItemTransfers:
     def order(
         self, transfer: Transfer, transfer_id: str, source: str, num_bytes: int, now: float, due_at: float
     ) -> None:
-        """The agent of `source` is to push it."""
+        """Record the order to the agent of `source` to push the item."""
         transition(transfer, TransferState.ORDERED)
         transfer.transfer_id, transfer.source, transfer.num_bytes = transfer_id, source, num_bytes
         transfer.ordered_at, transfer.due_at, transfer.num_extensions = now, due_at, 0
@@ -154,12 +154,12 @@ class ItemTransfers:
         self._by_id[transfer_id] = transfer
 
     def extend(self, transfer: Transfer, due_at: float) -> None:
-        """Its agent lives: it is waited for once more."""
+        """Extend the time of an order whose agent lives."""
         transfer.due_at = due_at
         transfer.num_extensions += 1
 
     def hold(self, transfer: Transfer) -> None:
-        """The target has it, or its own encoder makes it there."""
+        """Record that the target has the item, or that its own encoder makes it there."""
         if transfer.state is TransferState.FAILED:
             self._begin_anew(transfer)
         self._forget_order(transfer)
@@ -167,25 +167,25 @@ class ItemTransfers:
         self._reset(transfer)
 
     def fail_attempt(self, transfer: Transfer, failure: str, retry_at: float) -> None:
-        """It did not come from there. `retry_at`: what follows is due then."""
+        """Record a failed attempt; the next step is due at `retry_at`."""
         self._forget_order(transfer)
         transition(transfer, TransferState.WAITING)
         transfer.failure, transfer.due_at, transfer.reason = failure, retry_at, OrderReason.RETRY
 
     def give_up(self, transfer: Transfer) -> None:
-        """No attempt is left."""
+        """Give a transfer up, since no attempt is left."""
         transition(transfer, TransferState.FAILED)
         transfer.due_at = float("inf")
 
     def need_again(self, transfer: Transfer) -> None:
-        """The target had it, and lacks it now."""
+        """Record that the target had the item, and lacks it now."""
         transition(transfer, TransferState.WAITING)
         self._reset(transfer)
         transfer.is_missed = True
         transfer.reason = OrderReason.EVICTED
 
     def made_again(self, transfer: Transfer, source: str) -> None:
-        """An encoder has it at `source`, whatever was tried from there before."""
+        """Record that an encoder has the item at `source`, whatever was tried from there before."""
         transfer.tried.discard(source)
 
     @property
@@ -193,19 +193,19 @@ class ItemTransfers:
         return len(self._by_id)
 
     def ordered_from(self, source: str) -> list[Transfer]:
-        """Those whose last order went to the agent of `source`, and are under way."""
+        """Return running transfers whose last order went to the agent of `source`."""
         return [each for each in self._by_id.values() if each.source == source]
 
     def due(self, now: float) -> list[Transfer]:
-        """Those whose time has come: to be tried (again), or silent for too long."""
+        """Return transfers that are due: to be tried (again), or silent for too long."""
         return [each for each in self if each.due_at <= now]
 
     def next_due(self) -> float:
-        """When; infinite: never."""
+        """Return when the next transfer is due; infinite for none."""
         return min((each.due_at for each in self), default=float("inf"))
 
     def bytes_under_way(self, source: str, target: str) -> int:
-        """Of all that is ordered there."""
+        """Return the bytes of all running orders on the link."""
         return sum(
             each.num_bytes for each in self._by_id.values() if each.source == source and each.target == target
         )

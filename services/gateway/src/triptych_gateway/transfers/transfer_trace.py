@@ -1,7 +1,7 @@
-"""A transfer as a span of each request that waits for it: from its order to what it came to.
+"""Transfer as a span of each request that waits for it, from its order to its result.
 
 A short answer can end before the agent's report is read. The request has left the transfer then, and gets its
-span all the same: `TransferTraces` keeps who has left which order.
+span all the same: `TransferTraces` keeps the requests that left each order.
 """
 
 import time
@@ -15,7 +15,7 @@ from triptych_common.telemetry import record_span
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.transfers.transfer_table import Transfer
 
-MAX_LEFT = 1024  # orders; of those that nobody ever reports the oldest are forgotten
+MAX_LEFT = 1024  # orders; the oldest without a report are forgotten
 
 
 @dataclass(slots=True)
@@ -25,19 +25,19 @@ class _Left:
 
 
 class TransferTraces:
-    """Of the requests that left an order which was under way. By `transfer_id`."""
+    """Requests that left a running order, by `transfer_id`."""
 
     def __init__(self) -> None:
         self._left: LRUCache[str, _Left] = LRUCache(MAX_LEFT)
 
     def note_left(self, transfer: Transfer, media_waits: Iterable[MediaWait]) -> None:
-        """They wait for its order no more; nothing is noted of a transfer that is not under way."""
+        """Note requests that wait for the running order no more."""
         if transfer.transfer_id is not None:
             left = self._left.setdefault(transfer.transfer_id, _Left(replace(transfer, request_ids=set())))
             left.traceparents += [each.traceparent for each in media_waits]
 
     def find_left(self, transfer_id: str) -> Transfer | None:
-        """The transfer as it was when the first request left it; None: none has, or it is recorded."""
+        """Return the transfer as it was when the first request left it, or None."""
         left = self._left.get(transfer_id)
         return None if left is None else left.transfer
 
@@ -50,12 +50,12 @@ class TransferTraces:
         completed: TransferCompleted | None = None,
         failure: str | None = None,
     ) -> None:
-        """The order of `transfer` that is under way has ended; `media_waits`: those that still wait.
+        """Record the end of the running order for the requests that wait or have left.
 
         Args:
             now: monotonic seconds.
-            completed: what its agent says; or:
-            failure: its kind.
+            completed: the agent's report; or:
+            failure: the failure's kind.
         """
         left = self._left.pop(transfer.transfer_id or "", None)
         end_ns = time.time_ns()

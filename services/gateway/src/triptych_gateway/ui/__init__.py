@@ -1,8 +1,8 @@
-"""What the page at `/ui` shows, and to whom. Its requests are those of `tracing.recent_requests`.
+"""Page at `/ui`: its content, and each caller's view. `tracing.recent_requests` has its requests.
 
 page           the page's files: HTML, style and scripts in `static`, and the headers that they get
-system_view    what the gateway sees of the system: instances, queues, load, caches
-store_reader   how full the cache_store is, where its socket is on this host
+system_view    the gateway's view of the system: instances, queues, load, caches
+store_reader   use of the cache_store, if its socket is on this host
 live_view      both together, for one caller
 event_stream   the same as server-sent events
 """

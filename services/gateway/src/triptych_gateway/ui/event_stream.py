@@ -1,12 +1,12 @@
-"""EventStream: what the page shows, as server-sent events, for as long as it is open.
+"""EventStream: content of the page, as server-sent events while it is open.
 
     event: snapshot   everything, once
     event: requests   those that have changed, and each second those that run
     event: system     each second
 
-Each event is made when the one before it has been taken, of what has changed until then. A page that takes
-nothing for `SEND_LIMIT_S` is dropped. The stream also ends when its key is no longer valid, or may see other
-things than at the start: the page asks again, and gets what the key may see now.
+Each event is made when the previous one has been read, of the changes until then. A page that reads nothing
+for `SEND_LIMIT_S` is dropped. The stream also ends when its key is no longer valid, or its rights have
+changed: the page reconnects and gets what the key may see now.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from triptych_gateway.ui.system_view import SystemView
 log = get_logger(__name__)
 
 SYSTEM_INTERVAL_S = 1.0
-LOOK_INTERVAL_S = 0.4  # whether the gateway is going away: less than it waits for its last answers
+LOOK_INTERVAL_S = 0.4  # interval of checks for the gateway's end: less than its wait for the last answers
 EVENT_GAP_S = 0.1  # changes within it are one event
 SEND_LIMIT_S = 10.0  # for each piece of an event
 PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):
-    """Of one caller."""
+    """Stream of events for one caller."""
 
     media_type = "text/event-stream"
 
@@ -50,9 +50,9 @@ class EventStream(Response):
     ) -> None:
         """
         Args:
-            is_over: whether the gateway is going away.
-            has_rights: whether the caller's key still has those of the start; raises RequestError when it is
-                no longer valid.
+            is_over: True when the gateway is going away.
+            has_rights: True while the caller's key has its first rights; raises RequestError when it is no
+                longer valid.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -97,7 +97,7 @@ class EventStream(Response):
 
 
 async def _send_event(send: Send, name: str, data: Any) -> None:
-    """In pieces, each when the one before has been taken: a slow link has time for each of them.
+    """Send an event in pieces, each after the one before was read, for the sake of slow links.
 
     Raises:
         TimeoutError: the client takes nothing.

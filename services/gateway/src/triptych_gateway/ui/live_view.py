@@ -1,4 +1,4 @@
-"""LiveView: what the page shows one caller.
+"""LiveView: one caller's view of the page.
 
 A caller sees the requests of its own API key. An operator's key sees those of all keys, and so does everybody
 where no keys are set.
@@ -16,7 +16,7 @@ from triptych_gateway.ui.system_view import SystemView
 
 
 class LiveView:
-    """Of one caller."""
+    """Page content for one caller, by its rights."""
 
     def __init__(self, caller: Caller, recents: RecentRequests, system: SystemView) -> None:
         self._caller = caller
@@ -25,7 +25,7 @@ class LiveView:
 
     @property
     def owner(self) -> str | None:
-        """Whose requests are shown; None: all."""
+        """Owner whose requests are shown; None for all."""
         return None if self._caller.is_operator else self._caller.owner
 
     async def system(self) -> dict[str, Any]:
@@ -40,15 +40,15 @@ class LiveView:
         return known
 
     async def snapshot(self) -> dict[str, Any]:
-        """All of it; requests with the oldest first."""
+        """Return the whole view; requests with the oldest first."""
         known = await self.system()
         return {"system": known, "requests": self.as_json(self._recents.visible_to(self.owner))}
 
     def running(self) -> list[RecentRequest]:
-        """Of those that are shown."""
+        """Return running requests among those that are shown."""
         return [each for each in self._recents.visible_to(self.owner) if each.status is None]
 
     def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:
-        """For `orjson.dumps`."""
+        """Return fragments for `orjson.dumps`."""
         now = time.monotonic()
         return [each.as_fragment(now) for each in requests]

@@ -1,4 +1,4 @@
-"""The files of the page. They hold no data: whoever may reach the gateway may read them."""
+"""Files of the page. They hold no data: any client that reaches the gateway may read them."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -28,14 +28,14 @@ PAGE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file, as it is sent."""
+    """One file of the page, as sent."""
 
     content: bytes
     media_type: str
 
 
 def read_page_files() -> dict[str, PageFile]:
-    """All of them, by name."""
+    """Read all files of the page, by name."""
     folder = files(__package__).joinpath("static")
     return {
         each.name: PageFile(each.read_bytes(), _TYPES[suffix])

@@ -1,5 +1,5 @@
-"""StoreReader: how full the cache_store is. Only where its socket is on the gateway's host, and only while
-somebody looks: the session is opened for the first one, and closed behind the last one.
+"""StoreReader: use of the cache_store, if its socket is on the gateway's host. The session is opened for the
+first open page and closed after the last one.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ TIMEOUT_S = 0.5
 
 
 class StoreReader:
-    """For one event loop."""
+    """Reader of the store's use, for one event loop."""
 
     def __init__(self, socket_path: Path, client_name: str) -> None:
         self._socket_path = socket_path
@@ -26,7 +26,7 @@ class StoreReader:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Somebody looks while the block runs."""
+        """Keep the session open while the block runs."""
         self._num_holders += 1
         try:
             yield
@@ -37,7 +37,7 @@ class StoreReader:
                     await self._close()
 
     async def read(self) -> StoreStats | None:
-        """None: there is no store here, or it does not answer. Within `hold`."""
+        """Return the store's use within `hold`; None without a store here, or an answer."""
         async with self._lock:
             try:
                 if self._session is None or not self._session.is_connected:

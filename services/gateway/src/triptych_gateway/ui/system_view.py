@@ -1,4 +1,4 @@
-"""SystemView: what one gateway sees of the system. Read once a second at most, however many look."""
+"""SystemView: one gateway's view of the system, read at most once a second for any number of pages."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ DIGEST_CHARS = 12  # of a namespace's, which are shown
 
 
 class SystemView:
-    """For one event loop."""
+    """View of the system, for one event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SystemView:
         self._stats: StoreStats | None = None
 
     async def describe(self, caller: Caller) -> dict[str, Any]:
-        """What `caller` may see: instances and models; an operator also how much each has to do."""
+        """Return what `caller` may see: instances and models; an operator also sees each one's load."""
         own = self._registration.record
         known = {
             "gateway": own.instance,
@@ -109,7 +109,7 @@ class SystemView:
         }
 
     def _num_busy(self, record: InstanceRecord) -> int | None:
-        """Requests of this gateway, or jobs, that it has in hand; None: this gateway does not know."""
+        """Return this gateway's requests or jobs at the instance; None if it does not know."""
         if record.role is Role.GATEWAY:
             return (
                 self._limiter.num_requests if record.instance == self._registration.record.instance else None
@@ -120,7 +120,7 @@ class SystemView:
 
 
 def _stages_of(record: InstanceRecord) -> list[str]:
-    """Where it stands in a request's way."""
+    """Return the stages of a request that the instance takes part in."""
     if record.role is Role.GATEWAY:
         return ["gateway"]
     encodes = ["encode"] if record.role in ENCODING_ROLES or "encode" in record.role.value else []

@@ -9,8 +9,7 @@ import pytest
 
 from triptych_common.cores.board import CoreBoard
 from triptych_common.cores.plan import CorePolicy
-from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import CoreShare, OpenMp
 
 MakeShare = Callable[..., CoreShare]
 

@@ -17,9 +17,7 @@ from triptych_common.cores.sharing import Work
 from triptych_common.protocol.messages import Compute, Sharing
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores import core_share
-from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.layers import before_each_layer
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import CoreShare, OpenMp, before_each_layer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import rand
 from triptych_common.cores.board import CoreBoard
 from triptych_common.cores.sharing import Work
 from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import OpenMp
 
 usable = os.sched_getaffinity(0)
 first, second = sorted(usable)[:2]
@@ -43,7 +43,7 @@ import torch
 from triptych_common.cores.sharing import Work
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import OpenMp
 
 config = ConnectorConfig(
     instance="encoder-0", deployment="test", redis_url="unix:///nowhere", namespace_digest="0" * 16,
@@ -63,7 +63,7 @@ import torch
 from triptych_common.cores.board import CoreBoard
 from triptych_common.cores.sharing import Work
 from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import OpenMp
 
 host = sorted(os.sched_getaffinity(0))[:2]
 openmp = OpenMp.of_process()
@@ -98,7 +98,7 @@ from torch import nn
 from triptych_common.cores.board import CoreBoard
 from triptych_common.cores.usable import nice_stays_inside
 from triptych_vllm_connector.worker.cores.core_share import COMPUTE_NICE, CoreShare
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
+from triptych_vllm_connector.worker.cores.core_share import OpenMp
 
 def nice(thread):
     return os.getpriority(os.PRIO_PROCESS, thread)

@@ -1,6 +1,6 @@
-"""What the commands know of several hosts.
+"""Commands for several hosts.
 
 host_report   the hosts, their stores and links, from the records of the registry (pure)
-moves         which entries of a store go where, when its host is drained (pure)
-mover         has fabric agents move them, and waits for what comes of it
+moves         plan of a drain: which entries of a store go where (pure)
+mover         orders the moves from fabric agents and waits for their results
 """

@@ -1,7 +1,7 @@
-"""The hosts of a system, from the records of its instances. Pure.
+"""Hosts of a system, from its instances' records. Pure.
 
-An instance belongs to the host that its record names; an agent stands for its store, and tells what that
-holds and how its links are.
+An instance belongs to the host that its record names. An agent represents its store, and reports the store's
+contents and its links.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class HostReport:
-    """One host, by its name; instances that name none are of the host `-`."""
+    """One host by name; instances that name none belong to the host `-`."""
 
     name: str
     instances: tuple[InstanceRecord, ...]
 
     @property
     def agents(self) -> tuple[InstanceRecord, ...]:
-        """One for each of its stores."""
+        """Fabric agents of the host, one for each of its stores."""
         return tuple(each for each in self.instances if each.role is Role.FABRIC)
 
     @property
@@ -36,7 +36,7 @@ class HostReport:
 
 
 def hosts_of(records: Sequence[InstanceRecord]) -> list[HostReport]:
-    """By name."""
+    """Hosts of these instances, sorted by name."""
     of_stores = {each.store: each.host for each in records if each.store and each.host}
     names = {each.instance: each.host or of_stores.get(each.store or "") or UNKNOWN for each in records}
     return [
@@ -46,7 +46,7 @@ def hosts_of(records: Sequence[InstanceRecord]) -> list[HostReport]:
 
 
 def links_of(records: Sequence[InstanceRecord]) -> list[tuple[str, FabricLink]]:
-    """Source store and link, of all agents."""
+    """Links of all agents, each with its source store."""
     return [
         (each.store or each.instance, link)
         for each in records
@@ -56,13 +56,13 @@ def links_of(records: Sequence[InstanceRecord]) -> list[tuple[str, FabricLink]]:
 
 
 def is_spread(records: Sequence[InstanceRecord]) -> bool:
-    """Whether there are, or may be, several hosts: not every container is one."""
+    """True if there are, or may be, several hosts: not every container is one."""
     stores = {each.store for each in records if each.store is not None}
     return len(stores) > 1 or any(each.role is Role.FABRIC for each in records)
 
 
 def hosts_table(hosts: Sequence[HostReport]) -> Table:
-    """One row for each host: its instances, its store, and what that holds."""
+    """Table of hosts: instances, store, and the store's contents."""
     numbers = ("entries", "bytes", "free")
     table = plain_table("host", "store", "instances", "agent", *numbers, right=numbers)
     for host in hosts:
@@ -84,7 +84,7 @@ def hosts_table(hosts: Sequence[HostReport]) -> Table:
 
 
 def links_table(links: Sequence[tuple[str, FabricLink]]) -> Table:
-    """One row for each link, as its source sees it."""
+    """Table of links, as their sources see them."""
     numbers = ("in flight", "sent", "rate")
     table = plain_table(
         "from store", "to store", "transport", "state", *numbers, "last failure", right=numbers
@@ -101,14 +101,14 @@ def links_table(links: Sequence[tuple[str, FabricLink]]) -> Table:
 
 
 def describe_failure(link: FabricLink) -> str:
-    """E.g. `unreachable, 12 s ago`."""
+    """Text such as `unreachable, 12 s ago`."""
     if link.failure is None:
         return ""
     return link.failure if link.failed_s is None else f"{link.failure}, {link.failed_s:.0f} s ago"
 
 
 def as_json(records: Sequence[InstanceRecord]) -> dict[str, Any]:
-    """Hosts and links, for programs."""
+    """Hosts and links as plain data, for programs."""
     return {
         "hosts": [
             {

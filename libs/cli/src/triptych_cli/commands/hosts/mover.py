@@ -1,7 +1,7 @@
-"""Has the fabric agent beside a store move entries to others, and waits for what comes of it.
+"""Orders the fabric agent beside a store to move entries to others, and waits for the results.
 
-The command takes part as a gateway does: its orders go to `transfers:{agent}`, what comes of them to a stream
-of its own. Few are under way at once, so that what requests wait for goes first on the links.
+The command acts as a gateway does: its orders go to `transfers:{agent}`, the results to a stream of its own.
+Few are in flight at once, so that transfers for requests go first on the links.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ SPARE_S = 5.0  # after which an order is given up that nothing was heard of
 
 @dataclass
 class MoveResults:
-    """What has become of the orders so far."""
+    """Results of the orders so far."""
 
     num_moved: int = 0
     num_bytes: int = 0  # that crossed the network
@@ -47,7 +47,7 @@ class MoveResults:
 async def note_places(
     bus: AsyncBus, moves: Sequence[Move], moved: Mapping[str, str], records: Sequence[InstanceRecord]
 ) -> None:
-    """Tell gateways, by the directory, which stores have the entries that were moved.
+    """Record in the gateways' directory which stores have the moved entries.
 
     Raises:
         BusUnavailableError: some were not noted; who asks for them has them encoded anew.
@@ -67,12 +67,12 @@ async def note_places(
 
 
 class Mover:
-    """Moves entries of one store. Use `moving`; it belongs to one event loop."""
+    """Moves entries of one store; use `moving`, in one event loop."""
 
     def __init__(
         self, bus: AsyncBus, agent: str, source: str, on_progress: Callable[[MoveResults], None]
     ) -> None:
-        """`agent`: instance of the agent beside the store `source`."""
+        """`agent` is the instance of the agent beside the store `source`."""
         self._bus, self._agent, self._source = bus, agent, source
         self._on_progress = on_progress
         self._own_name = f"drain-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -80,7 +80,7 @@ class Mover:
         self.results = MoveResults()
 
     async def move(self, moves: Sequence[Move], deadline: float) -> None:
-        """Order all of them, and return when each has ended; at `deadline` (monotonic) at the latest.
+        """Order all moves; return when each has ended, or at `deadline` (monotonic seconds).
 
         Raises:
             BusUnavailableError: Redis cannot be reached.

@@ -1,7 +1,7 @@
-"""Which entries of a store go where, when its host is drained. Pure.
+"""Plans which entries of a store go where, when its host is drained. Pure.
 
-What was used last goes first. An entry fits where the store has room for it without an eviction: nothing of
-another host is pushed out for it.
+Most recently used entries go first. An entry fits where the store has room for it without an eviction:
+nothing of another host is pushed out for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ BLOCK_SPARE = 0.02  # of a store's room: entries take whole blocks
 
 @dataclass
 class TargetRoom:
-    """A store that can take entries, and how many bytes more."""
+    """A store that can take entries, and its free bytes."""
 
     store: str
     free_num_bytes: int
@@ -37,7 +37,7 @@ class MovePlan:
 
 
 def target_rooms(records: Sequence[InstanceRecord], source: str) -> list[TargetRoom]:
-    """The stores that can take entries of `source`: those beside which prompts are computed, else all."""
+    """Stores that can take entries of `source`: those that serve prefill engines, else all."""
     agents = _agents(records)
     used = _used_stores(records)
     others = [store for store in sorted(agents) if store != source]
@@ -51,9 +51,9 @@ def target_rooms(records: Sequence[InstanceRecord], source: str) -> list[TargetR
 
 
 def silent_stores(records: Sequence[InstanceRecord], source: str) -> list[str]:
-    """The stores that should take entries of `source`, but whose agent is away, or has not told their room.
+    """Stores that should take entries of `source`, but whose agents are away or have not reported free space.
 
-    Both pass: an agent is started again, and tells its room with a heartbeat soon after its start.
+    Both pass: an agent is restarted, and reports its free space with a heartbeat soon after its start.
     """
     agents = _agents(records)
     ending = {each.store for each in records if each.role is Role.FABRIC and each.draining}
@@ -62,7 +62,7 @@ def silent_stores(records: Sequence[InstanceRecord], source: str) -> list[str]:
 
 
 def _agents(records: Sequence[InstanceRecord]) -> dict[str, InstanceRecord]:
-    """By their stores: those that take offers."""
+    """Agents that accept offers, by store."""
     return {
         each.store: each
         for each in records
@@ -71,16 +71,16 @@ def _agents(records: Sequence[InstanceRecord]) -> dict[str, InstanceRecord]:
 
 
 def _used_stores(records: Sequence[InstanceRecord]) -> set[str]:
-    """Those beside which prompts are computed."""
+    """Stores whose hosts have prefill engines."""
     return {each.store for each in records if each.role in _PREFILLING and not each.draining and each.store}
 
 
 def plan_moves(
     entries: Sequence[EntryInfo], rooms: Sequence[TargetRoom], done: Mapping[str, str] | None = None
 ) -> MovePlan:
-    """Where each sealed entry goes: each to the store with the most room then. Takes that room.
+    """Assign each sealed entry to the store with the most room left, and take that room.
 
-    `done`: entries that have been moved before, and where to.
+    `done` has entries moved before, with their stores.
     """
     plan = MovePlan()
     for entry in sorted(entries, key=lambda each: each.age_s):

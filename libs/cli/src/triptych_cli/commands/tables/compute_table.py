@@ -1,4 +1,4 @@
-"""The engines of the running system: what each computes on, how that is shared, and by which policy."""
+"""Table of engines: what each computes on, how that is shared, and by which policy."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,7 +12,7 @@ from triptych_common.protocol.messages import Compute, InstanceRecord
 
 
 def compute_table(records: Sequence[InstanceRecord]) -> Table:
-    """One row per engine that is registered."""
+    """One row per registered engine."""
     table = plain_table("engine", "role", "computes on", "shared by", "core policy")
     for record in records:
         if record.compute is not None:
@@ -24,7 +24,7 @@ def compute_table(records: Sequence[InstanceRecord]) -> Table:
 
 
 def describe_place(compute: Compute) -> str:
-    """E.g. `cores 0-3,8`, or `GPU 0, 66 multiprocessors`."""
+    """Text such as `cores 0-3,8`, or `GPU 0, 66 multiprocessors`."""
     if compute.gpu is not None:
         gpu = compute.gpu if compute.gpu.startswith(("GPU-", "MIG-")) else f"GPU {compute.gpu}"
         number = compute.num_multiprocessors
@@ -35,7 +35,7 @@ def describe_place(compute: Compute) -> str:
 
 
 def describe_sharing(compute: Compute) -> str:
-    """E.g. `mps with 1 other, below normal`."""
+    """Text such as `mps with 1 other, below normal`."""
     words = [compute.sharing.value]
     if compute.gpu is not None and compute.num_engines > 1:
         words[0] += f" with {compute.num_engines - 1} other{'s' if compute.num_engines > 2 else ''}"
@@ -47,7 +47,7 @@ def describe_sharing(compute: Compute) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """E.g. `0-3,8`."""
+    """Numbers as ranges, such as `0-3,8`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(sorted(numbers)), key=lambda place: place[1] - place[0])

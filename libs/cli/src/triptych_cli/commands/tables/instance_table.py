@@ -1,4 +1,4 @@
-"""The instances of a system, as they have registered: what is known of one that `up` has not started."""
+"""Table of a system's registered instances, for systems that `up` has not started."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them
 
 
 async def read_records() -> list[InstanceRecord]:
-    """Of the instances that live, by name.
+    """Records of the living instances, by name.
 
     Raises:
         TriptychError: Redis cannot be reached.
@@ -26,7 +26,7 @@ async def read_records() -> list[InstanceRecord]:
 
 
 def instance_table(records: Sequence[InstanceRecord]) -> Table:
-    """One row per instance."""
+    """One row per registered instance."""
     table = plain_table("instance", "role", "state", "model", "namespace", "url")
     for record in records:
         state = "draining" if record.draining else "ready"
@@ -37,6 +37,6 @@ def instance_table(records: Sequence[InstanceRecord]) -> Table:
 
 
 def can_serve(records: Sequence[InstanceRecord]) -> bool:
-    """Whether instances are there that answer requests together."""
+    """True if the instances can together answer requests."""
     roles = {each.role for each in records if not each.draining}
     return bool(roles & SERVING) or (bool(roles & PREFILLING) and Role.DECODE in roles)

@@ -1,4 +1,4 @@
-"""What a system that is ready serves less than was asked for, one line each."""
+"""Capabilities that a ready system lacks although they were asked for, one line each."""
 
 from collections.abc import Iterator, Sequence
 

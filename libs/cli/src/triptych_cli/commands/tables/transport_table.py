@@ -1,4 +1,4 @@
-"""The pairs of encoder and prefill_decode of the running system, with the transport between them."""
+"""Table of encoder and prefill_decode pairs, with the transport between them."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ HANDED_OVER = "triptych_store_handed_over"
 
 
 async def pairs_table() -> Table:
-    """One row per pair: what the producer chooses now, and how many tensors came by which transport.
+    """One row per pair: the producer's current choice, and tensors handed over by transport.
 
     Raises:
         TriptychError: Redis or the store cannot be reached.
@@ -41,7 +41,7 @@ async def pairs_table() -> Table:
 
 
 def num_handed_over(text: str) -> dict[tuple[str, str, str], int]:
-    """By producer, consumer and transport, from the store's metrics `text`."""
+    """Tensors by producer, consumer and transport, from the store's metrics `text`."""
     return {
         (sample.labels["producer"], sample.labels["consumer"], sample.labels["transport"]): int(sample.value)
         for family in text_string_to_metric_families(text)
@@ -52,7 +52,7 @@ def num_handed_over(text: str) -> dict[tuple[str, str, str], int]:
 
 
 def format_counts(pair: Pair, counted: Mapping[tuple[str, str, str], int]) -> str:
-    """E.g. `12`, or `12 pinned_shm, 3 cuda_ipc` when not all came by the transport of now."""
+    """Text such as `12`, or `12 pinned_shm, 3 cuda_ipc` if the transport has changed."""
     by_transport = {
         transport: number
         for (producer, consumer, transport), number in sorted(counted.items())

@@ -1,4 +1,4 @@
-"""What Triptych needs of CUDA, as one narrow interface. Tests have another implementation (`tests/support`).
+"""Narrow interface to CUDA. Tests have another implementation (`tests/support`).
 
 Addresses, streams and events are integers, as CUDA's handles are. Stream 0 is the default stream. Every
 method but `malloc`, the two that synchronize and the host registrations returns at once.
@@ -22,13 +22,13 @@ class CudaDriver(Protocol):
         """Make the GPU the calling thread's current one; each thread calls it first."""
 
     def device_uuid(self) -> str:
-        """ "GPU-" and the UUID of the GPU, or of the part of one that this process has (MIG)."""
+        """Return "GPU-" and the UUID of the GPU, or of this process's part of one (MIG)."""
 
     def is_mps_client(self) -> bool:
-        """Whether this process computes through NVIDIA's Multi-Process Service."""
+        """Return whether this process computes through NVIDIA's Multi-Process Service."""
 
     def num_multiprocessors(self) -> int:
-        """That this process may use at once; under MPS with a limit, fewer than the GPU has."""
+        """Return the multiprocessors that this process may use at once; an MPS limit reduces them."""
 
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int: ...
@@ -36,10 +36,10 @@ class CudaDriver(Protocol):
     def free(self, address: int) -> None: ...
 
     def ipc_get_handle(self, address: int) -> bytes:
-        """For another process to open: of memory that `malloc` gave."""
+        """Return a handle by which another process opens memory from `malloc`."""
 
     def ipc_open(self, handle: bytes) -> int:
-        """Where another process's memory is in this one."""
+        """Map another process's memory and return its address."""
 
     def ipc_close(self, address: int) -> None: ...
 
@@ -49,28 +49,28 @@ class CudaDriver(Protocol):
     def host_unregister(self, address: int) -> None: ...
 
     def memcpy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Between any two memories, in the order of `stream`."""
+        """Copy between any two memories, in the order of `stream`."""
 
     # ---- order ----
     def stream_create(self) -> int:
-        """A stream that does not wait for the default stream."""
+        """Create a stream that does not wait for the default stream."""
 
     def stream_destroy(self, stream: int) -> None: ...
 
     def stream_synchronize(self, stream: int) -> None:
-        """Wait for all that is on it."""
+        """Wait for everything on `stream`."""
 
     def stream_wait_event(self, stream: int, event: int) -> None:
-        """What is put on `stream` from now on runs after `event`."""
+        """Make later work on `stream` run after `event`."""
 
     def event_create(self) -> int: ...
 
     def event_record(self, event: int, stream: int) -> None: ...
 
     def event_query(self, event: int) -> bool:
-        """Has everything before it been done?"""
+        """Return whether everything before the event is done."""
 
     def event_synchronize(self, event: int) -> None:
-        """Wait for it, without holding up other Python threads."""
+        """Wait for the event, without holding up other Python threads."""
 
     def event_destroy(self, event: int) -> None: ...

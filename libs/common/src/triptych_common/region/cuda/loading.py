@@ -1,4 +1,4 @@
-"""Makes the `CudaDriver` of this process, or reports why there is none. Loads NVIDIA's bindings on demand."""
+"""Make this process's `CudaDriver`, or report why there is none. Loads NVIDIA's bindings on demand."""
 
 import importlib
 import importlib.util
@@ -7,7 +7,7 @@ from triptych_common.region.cuda.driver import CudaDriver, CudaError
 
 
 def has_bindings() -> bool:
-    """Whether NVIDIA's Python bindings are installed; loads nothing."""
+    """Return whether NVIDIA's Python bindings are installed; loads nothing."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None
     except ModuleNotFoundError:  # nothing called `cuda` at all
@@ -15,7 +15,7 @@ def has_bindings() -> bool:
 
 
 def load_driver(device: int = 0) -> CudaDriver:
-    """CUDA on GPU number `device` of those that this process may see.
+    """Return the driver of GPU number `device` among those this process may see.
 
     Raises:
         CudaError: NVIDIA's Python bindings are not installed, or no GPU can be used; the text names which.

@@ -27,8 +27,8 @@ class EventReleaser:
     def release_after(self, stream: int, on_release: Callable[[], None]) -> None:
         """Have the thread call `on_release` once everything that is on `stream` now has been done.
 
-        Returns at once. When CUDA itself has failed nothing runs any more that could read: it is not waited
-        for anything then. Never called here: in a finalizer, locks may be held that `on_release` wants.
+        Returns at once. When CUDA itself has failed, no kernel can read any more and nothing is waited for.
+        `on_release` is never called here: a finalizer's caller may hold locks that it needs.
         """
         event: int | None = None
         try:
@@ -48,7 +48,7 @@ class EventReleaser:
         return event
 
     def close(self) -> None:
-        """Wait for what is under way, in bounded time."""
+        """Wait for pending releases, in bounded time."""
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
 

@@ -14,7 +14,7 @@ from triptych_common.region.cuda.driver import IPC_HANDLE_NUM_BYTES, CudaError
 
 
 class RuntimeDriver:
-    """The calls as they are, with their errors raised."""
+    """CUDA runtime calls, with their errors raised."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -118,7 +118,7 @@ class RuntimeDriver:
 
 
 def _call(name: str, result: tuple[Any, ...]) -> Any:
-    """The value of a call: the bindings return (error, value) or (error,)."""
+    """Return the value of a call: the bindings return (error, value) or (error,)."""
     code, *values = result
     if code != runtime.cudaError_t.cudaSuccess:
         _, text = runtime.cudaGetErrorString(code)
@@ -127,7 +127,7 @@ def _call(name: str, result: tuple[Any, ...]) -> Any:
 
 
 def _call_driver(name: str, result: tuple[Any, ...]) -> Any:
-    """The same for calls of the driver, whose errors have names of their own."""
+    """Return the value of a driver call, whose errors have names of their own."""
     code, *values = result
     if code != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(f"{name}: {code.name}")

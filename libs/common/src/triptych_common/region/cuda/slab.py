@@ -1,4 +1,4 @@
-"""Slab: device memory that the store owns, and what its clients see of it. No torch."""
+"""Slab: device memory that the store owns, and its mapping in a client. No torch."""
 
 import contextlib
 import threading
@@ -13,14 +13,14 @@ log = get_logger(__name__)
 
 
 class DeviceSlab:
-    """The store's end: allocated once, sent to every client.
+    """The store's end of the slab: allocated once, sent to every client.
 
     It ends with the process, never before: `cudaFree` of memory that a client has still mapped is undefined,
     and the store cannot know when the last one has unmapped it.
     """
 
     def __init__(self, driver: CudaDriver, num_bytes: int) -> None:
-        """Raises CudaError: the GPU has not so much memory, or shares none between processes."""
+        """Allocate it. Raises CudaError: the GPU lacks memory, or shares none between processes."""
         address = driver.malloc(num_bytes)
         try:
             handle = driver.ipc_get_handle(address)
@@ -40,7 +40,7 @@ class SlabMapping:
     """
 
     def __init__(self, driver: CudaDriver, info: SlabInfo, generation: int) -> None:
-        """`generation`: of the store that owns the slab, so of everything in it."""
+        """Store the slab's place; `generation` is its store's, and so every entry's in it."""
         self._driver = driver
         self._lock = threading.Lock()
         self._address: int | None = None
@@ -51,7 +51,7 @@ class SlabMapping:
 
     @property
     def address(self) -> int:
-        """Where the slab starts in this process.
+        """Address at which the slab starts in this process.
 
         Raises:
             CudaError: it cannot be mapped, or is not to be used any more.
@@ -64,7 +64,7 @@ class SlabMapping:
         return self._address is not None
 
     def acquire(self, offset: int, num_bytes: int) -> int:
-        """The address of bytes [offset, offset + num_bytes), which stay mapped until `release`.
+        """Return the address of bytes [offset, offset + num_bytes), which stay mapped until `release`.
 
         Raises:
             ValueError: they are not inside the slab.
@@ -78,14 +78,14 @@ class SlabMapping:
             return address + offset
 
     def release(self) -> None:
-        """One user is done, and so is the GPU with what it asked for. Takes a lock: not from finalizers."""
+        """End one use, after the GPU is done with it. Takes a lock: not from finalizers."""
         with self._lock:
             self._num_users -= 1
             self._unmap_unused()
 
     @contextlib.contextmanager
     def used(self, offset: int, num_bytes: int) -> Iterator[int]:
-        """`acquire` and `release` around the body, which waits for the GPU."""
+        """Run the body between `acquire` and `release`; it waits for the GPU."""
         address = self.acquire(offset, num_bytes)
         try:
             yield address
@@ -93,13 +93,13 @@ class SlabMapping:
             self.release()
 
     def retire(self) -> None:
-        """No new users. Unmapped when the last one is done. May be called twice."""
+        """Refuse new users, and unmap when the last one is done. May be called twice."""
         with self._lock:
             self._is_retired = True
             self._unmap_unused()
 
     def check(self, descriptor: Descriptor) -> None:
-        """The fence: a slab ends with its store, so what is in it is of one generation.
+        """Check that the descriptor is of this store's slab: all entries in it are of one generation.
 
         Raises:
             StaleDescriptorError: the descriptor is of another store's slab.
@@ -108,7 +108,7 @@ class SlabMapping:
             raise StaleDescriptorError(descriptor)
 
     def check_place(self, place: Place) -> None:
-        """The same for an order to write: offsets begin at 0 in every slab.
+        """Check an order to write in the same way: offsets begin at 0 in every slab.
 
         Raises:
             StaleReservationError: the order is of another store's slab.

@@ -1,4 +1,4 @@
-"""The workers' ends on a GPU. What of torch they need is in `TorchDevice`.
+"""The workers' transports on a GPU; `TorchDevice` has all that they need of torch.
 
 pinned_shm  writer: device -> region (registered)      reader: region -> device, on a stream of its own
 cuda_ipc    writer: device -> slab                     reader: the slab itself, without a copy
@@ -42,15 +42,15 @@ class DeviceRange:
 
 
 class TensorDevice(Protocol):
-    """The GPU as torch sees it."""
+    """Interface to the GPU as torch sees it."""
 
     def current_stream(self) -> int:
-        """Handle of the stream that the caller's kernels go to."""
+        """Return the handle of the stream that the caller's kernels go to."""
 
     def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor: ...
 
     def wrap(self, memory: DeviceRange) -> torch.Tensor:
-        """`memory` as uint8 [num_bytes], without a copy; it lives as long as the tensor."""
+        """Return `memory` as uint8 [num_bytes], without a copy; it lives as long as the tensor."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,21 @@ class RegisteredRegion:
     """The region, registered with CUDA once for the process."""
 
     def __init__(self, driver: CudaDriver, mapping: RegionMapping) -> None:
-        """Raises CudaError: too much memory to lock, or a limit is in the way."""
+        """Register the region. Raises CudaError: too much memory to lock, or a limit is in the way."""
         self.mapping = mapping
         self._driver = driver
         driver.host_register(mapping.address, mapping.num_bytes)
         self._is_registered = True
 
     def close(self) -> None:
-        """The mapping stays. May be called twice."""
+        """Unregister the region, which stays mapped. May be called twice."""
         if self._is_registered:
             self._is_registered = False
             self._driver.host_unregister(self.mapping.address)
 
 
 class PinnedWriter:
-    """One copy from the device into the region."""
+    """Writer that copies once from the device into the region."""
 
     def __init__(self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion) -> None:
         self._driver = driver
@@ -107,7 +107,7 @@ class PinnedWriter:
 
 
 class PinnedReader:
-    """One copy from the region to the device, beside the engine's kernels; the pin ends with the copy."""
+    """Reader that copies once from the region to the device, beside the engine's kernels."""
 
     def __init__(
         self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion, releaser: EventReleaser
@@ -137,7 +137,7 @@ class PinnedReader:
         self._driver.stream_destroy(self._stream)
 
     def _order(self, before: int, after: int) -> None:
-        """What comes on `after` runs when what is on `before` now has been done."""
+        """Make work on `after` run once the current work on `before` is done."""
         event = self._driver.event_create()
         self._driver.event_record(event, before)
         self._driver.stream_wait_event(after, event)
@@ -145,12 +145,12 @@ class PinnedReader:
 
 
 class SlabWriter:
-    """One copy on the device, into the reservation."""
+    """Writer that copies once on the device, into the reservation."""
 
     def __init__(
         self, driver: CudaDriver, device: TensorDevice, current_slab: Callable[[], SlabMapping]
     ) -> None:
-        """`current_slab`: of the store as it is now; it changes with a restart."""
+        """Store the source of the current slab, which changes when the store restarts."""
         self._driver = driver
         self._device = device
         self._current_slab = current_slab
@@ -168,7 +168,7 @@ class SlabWriter:
 
 
 class SlabReader:
-    """The slab's own memory. The pin ends when the kernels that were given it have run.
+    """Reader that returns the slab's own memory; the pin ends when the kernels that use it have run.
 
     The mapping counts as used until then: one of a store that is gone is unmapped behind the last of them.
     """
@@ -193,7 +193,7 @@ class SlabReader:
             raise
 
         def done() -> None:
-            """In the releaser's thread, when the GPU has read it."""
+            """Release pin and mapping in the releaser's thread, after the GPU has read the memory."""
             on_release()
             slab.release()
 
@@ -208,7 +208,7 @@ class SlabReader:
 
 
 def copy_and_wait(driver: CudaDriver, device: TensorDevice, target: int, source: int, num_bytes: int) -> None:
-    """In the order of the stream that made `source`; on return the bytes are there, for every process."""
+    """Copy in the order of the stream that made `source`, and wait until every process sees the bytes."""
     stream = device.current_stream()
     with _nothing_left_on(driver, stream):
         driver.memcpy_async(target, source, num_bytes, stream)
@@ -222,7 +222,7 @@ def copy_and_wait(driver: CudaDriver, device: TensorDevice, target: int, source:
 
 @contextmanager
 def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
-    """When a call fails: its caller gives memory back that a copy may still use, so wait for that first."""
+    """Wait for the stream if a call fails: the caller may free memory that a copy still uses."""
     try:
         yield
     except BaseException:

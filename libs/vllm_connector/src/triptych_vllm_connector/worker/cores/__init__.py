@@ -1,10 +1,9 @@
-"""What a worker computes on: cores, chosen again and again from what its neighbours do, or a GPU.
+"""Compute resources of a worker: cores, chosen at each step by what the neighbours do, or a GPU.
 
 opening        the share of this worker, by its platform
 compute_share  the interface that the runner wrappers know, and the share in which nothing is chosen
-core_share     on the CPU: the worker's threads, its place on the host's board, and the choice
-layers         encoder: the choice again before each layer of the vision tower
+core_share     on the CPU: the worker's threads (OpenMP's), its place on the host's board, and the choice,
+               which an encoder repeats before each layer of the vision tower
 core_range     fewest and most cores of a step, for its span
-openmp         the OpenMP runtime of this process: how many threads a team has, and which they are
 gpu_share      on a GPU: what shares it, as the driver says
 """

@@ -1,4 +1,4 @@
-"""What a worker reports of its steps, whatever it computes on; and the share that needs none of it."""
+"""Compute share: a worker's part of the host's cores or of a GPU, and the share that is fixed."""
 
 from typing import Protocol
 
@@ -10,36 +10,36 @@ from triptych_vllm_connector.worker.cores.core_range import CoreRange
 
 
 class ComputeShare(Protocol):
-    """A worker's part of the host's cores, or of a GPU. For the thread that runs vLLM's steps."""
+    """A worker's part of the host's cores, or of a GPU; for the thread that runs vLLM's steps."""
 
     @property
     def range(self) -> CoreRange | None:
-        """Cores of the step; None: they are not chosen."""
+        """Numbers of cores used in the step; None where they are not chosen."""
 
     @property
     def compute(self) -> Compute:
-        """What the engine's record says of it."""
+        """Description for the engine's registry record."""
 
     def watch_layers(self, model: nn.Module) -> None:
-        """Encoder: have `start_layer` called before each layer of `model`, if the share changes with them."""
+        """Call `start_layer` before each layer of `model`, if the share changes then. Encoder only."""
 
     def start_step(self, work: Work, *, is_late: bool = False) -> None:
-        """The step computes `work`. `is_late`: a prompt of it should have been computed before."""
+        """Start a step of `work`; `is_late` marks a prompt whose turn is overdue."""
 
     def start_layer(self) -> None:
-        """The next layer of the step."""
+        """Start the next layer of the step."""
 
     def end_step(self) -> None:
-        """Nothing is computed until the next step."""
+        """End the step; nothing is computed until the next one."""
 
     def close(self) -> None: ...
 
 
 class FixedShare:
-    """Nothing is chosen from step to step: threads of the CPU as they were started, or a GPU.
+    """Share that stays as the process was started: the CPU's threads, or a GPU.
 
-    Which process's kernels a GPU runs is decided by the GPU and its driver, from what the engine's process
-    was started with (`cores.gpu_plan`); docs/design/gpus.md tells why no step waits for another engine's.
+    The GPU and its driver decide which process's kernels run, from how the engine's process was started
+    (`cores.gpu_plan`); docs/design/gpus.md explains why no step waits for another engine's.
     """
 
     range: CoreRange | None = None
@@ -48,7 +48,7 @@ class FixedShare:
         self.compute = compute
 
     def watch_layers(self, model: nn.Module) -> None:
-        """Layers stay as they are: vLLM may compile or capture them."""
+        """No effect: vLLM may compile or capture the layers."""
 
     def start_step(self, work: Work, *, is_late: bool = False) -> None: ...
 

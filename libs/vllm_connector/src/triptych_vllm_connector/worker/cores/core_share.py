@@ -12,10 +12,15 @@ Libraries work against both: oneDNN and MKL open teams of fewer threads, upon wh
 others and starts new ones later, and torch sets MKL's number at the first operation of a thread.
 """
 
+import ctypes
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,17 +33,91 @@ from triptych_common.protocol.messages import Compute, Sharing
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores.core_range import CoreRange
-from triptych_vllm_connector.worker.cores.layers import before_each_layer
-from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
 log = get_logger(__name__)
 
+_RUNTIMES = re.compile(r"lib(?:gomp|iomp5|omp)")
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 COMPUTE_NICE = 5  # a third of the weight of the host's threads
 LOWEST_PRIORITY = 19  # Linux's
 
 
+class OpenMp:
+    """The OpenMP runtime of this process, called directly; numbers hold for the calling thread.
+
+    vLLM replaces `torch.set_num_threads`, which also drops oneDNN's caches; the runtime's own function takes
+    a microsecond. A team of one leaves the runtime's other threads asleep until the next team needs them.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """`library` has OpenMP's functions and `GOMP_parallel`, as Intel's and LLVM's runtimes have."""
+        self._library = library
+        self._library.GOMP_parallel.argtypes = [_REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+
+    @classmethod
+    def of_process(cls) -> "OpenMp | None":
+        """The preloaded runtime (as vLLM starts its workers), else the only one loaded.
+
+        None if no runtime is loaded, or several are: no number would hold for all of them.
+        """
+        everything = ctypes.CDLL(None)
+        if hasattr(everything, "GOMP_parallel"):
+            return cls(everything)
+        paths = {
+            os.path.realpath(path)
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if _RUNTIMES.match(name := (path := line.split(maxsplit=5)[-1]).rpartition("/")[2])
+            and ".so" in name
+        }
+        return cls(ctypes.CDLL(paths.pop())) if len(paths) == 1 else None
+
+    def num_threads(self) -> int:
+        """Number of threads of the teams that the calling thread starts."""
+        return int(self._library.omp_get_max_threads())
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Set the size of the teams that the calling thread starts from now on."""
+        self._library.omp_set_num_threads(num_threads)
+
+    def team(self, num_threads: int) -> frozenset[int]:
+        """Kernel ids of a team's threads, the caller's included; missing threads are started."""
+        ids: set[int] = set()
+
+        def region(_: object) -> None:
+            ids.add(threading.get_native_id())
+
+        self._library.GOMP_parallel(_REGION(region), None, num_threads, 0)
+        return frozenset(ids)
+
+
+def before_each_layer(model: nn.Module, action: Callable[[], None]) -> int:
+    """Call `action` before each layer: each member of the model's lists of modules that holds others.
+
+    Returns their number. `forward` is replaced rather than hooked, since modules that vLLM may compile do not
+    call hooks. Layers within layers are left out.
+    """
+    layers: dict[int, nn.Module] = {}
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in inside:
+            for layer in module:
+                layers[id(layer)] = layer
+                inside.update(id(each) for each in layer.modules())
+    for layer in layers.values():
+        layer.forward = _announced(layer.forward, action)
+    return len(layers)
+
+
+def _announced(forward: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return forward(*args, **kwargs)
+
+    return announced
+
+
 def lower_thread(thread: int) -> None:
-    """Lower a thread by `COMPUTE_NICE` where that counts among the encoder's own threads alone.
+    """Lower a thread's priority by `COMPUTE_NICE` where that affects only the encoder's own threads.
 
     Args:
         thread: its id in the kernel; 0 is the calling one. Without privileges it cannot be raised again.
@@ -47,7 +126,7 @@ def lower_thread(thread: int) -> None:
     which sleeps and wakes thousands of times a second, would wait for the time slices of other programs.
 
     Raises:
-        ProcessLookupError: it has ended.
+        ProcessLookupError: the thread has ended.
     """
     if nice_stays_inside():
         lowered = os.getpriority(os.PRIO_PROCESS, thread) + COMPUTE_NICE
@@ -55,7 +134,7 @@ def lower_thread(thread: int) -> None:
 
 
 class CoreShare:
-    """Of one worker. Every method is for the thread that runs vLLM's steps."""
+    """Core share of one worker; every method is for the thread that runs vLLM's steps."""
 
     def __init__(
         self,
@@ -67,9 +146,9 @@ class CoreShare:
         move: Callable[[int, Collection[int]], None] = os.sched_setaffinity,
         lower: Callable[[int], None] = lower_thread,
     ) -> None:
-        """`own`: cores that the engine owns; `host`: all that it may use.
+        """`own` are the engine's own cores, `host` all cores that it may use.
 
-        `move`: a thread, to some; 0 is the calling one. Raises OSError. `lower`: the priority of a thread.
+        `move` moves a thread (0: the calling one) to cores and raises OSError; `lower` lowers its priority.
         """
         self._policy = policy
         self._own = frozenset(own)
@@ -91,7 +170,7 @@ class CoreShare:
 
     @classmethod
     def open(cls, config: ConnectorConfig, num_ranks: int) -> "CoreShare | None":
-        """None: this worker keeps to the threads that it was started with, wherever the kernel puts them."""
+        """Open the share; None if this worker keeps the threads it was started with."""
         usable = usable_cores()
         own = set(config.cores) & set(usable)
         # Busy on more cores than its quota covers, a cgroup is stopped whole until the quota's next period.
@@ -115,10 +194,10 @@ class CoreShare:
         return share
 
     def watch_layers(self, model: nn.Module) -> None:
-        """Encoder: choose again before each layer of `model`.
+        """Choose again before each layer of `model`. Encoder only.
 
-        Under `text_first` the team comes after the threads of the encoder's host, with which it shares a
-        priority and its cores: the next items are preprocessed while this one is encoded.
+        Under `text_first` the team runs at a lower priority than the threads of the encoder's host, with
+        which it shares its cores: the next items are preprocessed while this one is encoded.
         """
         before_each_layer(model, self.start_layer)
         if self._policy == "text_first":
@@ -128,7 +207,7 @@ class CoreShare:
                     self._lower(thread)
 
     def start_step(self, work: Work, *, is_late: bool = False) -> None:
-        """The step computes `work`. `is_late`: it may have the cores of encoders that encode, too."""
+        """Start a step of `work`; with `is_late` it may use cores of encoders that encode, too."""
         self._works, self._is_late = True, is_late
         self._board.publish(work)
         num_threads = len(self._own) if work is Work.DECODE else self._team_size
@@ -138,21 +217,21 @@ class CoreShare:
         self.range = CoreRange(num_cores, num_cores)
 
     def start_layer(self) -> None:
-        """The next layer of the step: the others may do something else by now."""
+        """Start the next layer; the neighbours' load may have changed."""
         if self._works:
             self.range.add(self._place())
 
     def end_step(self) -> None:
-        """Nothing is computed until the next step."""
+        """End the step; nothing is computed until the next one."""
         self._works = False
         self._board.publish(Work.IDLE)
 
     def close(self) -> None:
-        """Leave the board."""
+        """Remove this worker from the board."""
         self._board.close()
 
     def _resize(self, num_threads: int) -> None:
-        """For the teams from now on. One thread leaves the others asleep; of several, the rest are ended."""
+        """Set the team's size. One thread leaves the others asleep; otherwise the runtime ends the rest."""
         self._openmp.set_num_threads(num_threads)
         self._num_threads = num_threads
         if num_threads > 1 and num_threads != self._team_looked_up:
@@ -192,7 +271,7 @@ class CoreShare:
         )
 
     def _move_team(self, cores: frozenset[int]) -> None:
-        """The calling thread first: what the runtime starts from now on runs where it does."""
+        """Move the team, the calling thread first: the runtime starts new threads where it runs."""
         self._move(0, cores)
         try:
             self._move_others(cores)

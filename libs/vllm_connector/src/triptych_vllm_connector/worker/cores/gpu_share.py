@@ -1,4 +1,4 @@
-"""What a worker's GPU is shared by, as its driver says: MPS, or one process after the other."""
+"""Sharing of a worker's GPU, as its driver reports: MPS, or time slices."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ log = get_logger(__name__)
 
 
 class GpuFacts(Protocol):
-    """Of `region.cuda.driver.CudaDriver`."""
+    """Facts of a GPU that `region.cuda.driver.CudaDriver` reports."""
 
     def device_uuid(self) -> str: ...
 
@@ -23,7 +23,7 @@ class GpuFacts(Protocol):
 
 
 def gpu_share(config: ConnectorConfig, driver: GpuFacts | None, environment: CudaEnvironment) -> FixedShare:
-    """`driver` None: NVIDIA's bindings are missing."""
+    """Share of a GPU; `driver` is None if NVIDIA's bindings are missing."""
     compute = gpu_compute(config, driver, environment)
     log.info(
         "gpu of this worker",
@@ -39,7 +39,7 @@ def gpu_share(config: ConnectorConfig, driver: GpuFacts | None, environment: Cud
 
 
 def gpu_compute(config: ConnectorConfig, driver: GpuFacts | None, environment: CudaEnvironment) -> Compute:
-    """What is so, which may be other than what was planned: a control daemon may not answer."""
+    """Actual sharing, which may differ from the plan: a control daemon may not answer."""
     gpu = environment.cuda_visible_devices
     sharing = Sharing.UNKNOWN
     num_multiprocessors: int | None = None

@@ -1,4 +1,4 @@
-"""The share of this worker, by its platform. vLLM has chosen the worker's GPU by now."""
+"""Opens the share of this worker, by its platform; vLLM has chosen the worker's GPU before."""
 
 import torch
 
@@ -13,7 +13,7 @@ from triptych_vllm_connector.worker.cores.gpu_share import gpu_share
 
 
 def open_share(config: ConnectorConfig, device_type: str, num_ranks: int) -> ComputeShare:
-    """`device_type`: vLLM's, of this worker."""
+    """Open the share for vLLM's `device_type` of this worker."""
     if device_type == "cpu":
         return CoreShare.open(config, num_ranks) or FixedShare(own_threads(config))
     if device_type != "cuda":
@@ -22,13 +22,13 @@ def open_share(config: ConnectorConfig, device_type: str, num_ranks: int) -> Com
 
 
 def own_threads(config: ConnectorConfig) -> Compute:
-    """Of an engine on the CPU that shares no cores."""
+    """Description of a CPU engine that shares no cores."""
     is_split = config.core_policy == "split" and bool(config.cores)
     return Compute(sharing=Sharing.NONE, policy=config.core_policy if is_split else None, cores=config.cores)
 
 
 def _driver() -> CudaDriver | None:
-    """None: NVIDIA's bindings are missing. The transports log it."""
+    """CUDA driver; None if NVIDIA's bindings are missing, which the transports log."""
     try:
         return load_driver(torch.cuda.current_device())
     except CudaError:

@@ -1,6 +1,6 @@
-"""In the workers of engines that hand KV caches over, or read them.
+"""KV transfer in the workers of engines that hand KV caches over, or read them.
 
-opening  before vLLM makes its KV connector: what of NIXL is replaced
-reader   decode: what was read of a KV cache counts only within its lease
-leases   until when that is
+opening  prepares NIXL before vLLM makes its KV connector
+reader   decode: a read of a KV cache counts only within its lease
+leases   end of each lease
 """

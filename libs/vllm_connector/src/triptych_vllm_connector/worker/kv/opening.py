@@ -1,4 +1,4 @@
-"""Before vLLM makes its KV connector, in a worker of an engine that has one."""
+"""Prepares a worker for KV transfer, before vLLM makes its KV connector."""
 
 from functools import partial
 from typing import Any
@@ -7,7 +7,7 @@ CPU = "cpu"
 
 
 def prepare_kv_transfer(vllm_config: Any) -> None:
-    """An engine without a KV connector does not import NIXL's."""
+    """Prepare NIXL; an engine without a KV connector does not import it."""
     config = vllm_config.kv_transfer_config
     if config is None:
         return
@@ -20,10 +20,10 @@ def prepare_kv_transfer(vllm_config: Any) -> None:
 
 
 def _stop_spinning() -> None:
-    """NIXL's progress thread never sleeps: an idle engine would take a core.
+    """Turn NIXL's progress thread off, which never sleeps: an idle engine would take a core.
 
-    Without it transfers go on when they are asked about. vLLM does that in each step, and steps while one of
-    its own KV caches is to be read, or it reads one.
+    Without it transfers proceed when polled. vLLM polls in each step, and steps while one of its own KV
+    caches is to be read, or it reads one.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 

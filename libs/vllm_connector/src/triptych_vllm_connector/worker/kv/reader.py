@@ -1,8 +1,8 @@
-"""The worker of an engine that decodes: what it reads of another's KV cache counts only within the lease.
+"""Worker of a decode engine: a read of another engine's KV cache counts only within the lease.
 
-In front of vLLM's worker of its NIXL connector, which reads at any time. The owner says in
-`kv_transfer_params` when the lease ends, by its own clock (`scheduler.kv_owner`); vLLM has learned the
-difference of both clocks when the two met.
+It extends the worker of vLLM's NIXL connector, which reads at any time. The owner sends the lease's end in
+`kv_transfer_params`, by its own clock (`scheduler.kv_owner`); vLLM measured the clocks' difference in the
+NIXL handshake.
 """
 
 import time
@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 class LeasedPullWorker(NixlPullConnectorWorker):
-    """A read that begins or ends after the lease is a failed one."""
+    """NIXL worker that fails reads which begin or end after the lease."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -26,7 +26,7 @@ class LeasedPullWorker(NixlPullConnectorWorker):
         self._reads: dict[str, Any] = {}  # vLLM's metadata of what is read, by engine request id
 
     def _nixl_handshake(self, *args: Any, **kwargs: Any) -> tuple[dict[tuple[int, int], str], float]:
-        """The difference of both clocks as large as it can be: it is known but for half of the way."""
+        """Handshake with the clock offset at its largest: it is known up to half the round trip."""
         began_at = time.perf_counter()
         agents, clock_offset = super()._nixl_handshake(*args, **kwargs)
         return agents, clock_offset + (time.perf_counter() - began_at) / 2
@@ -75,5 +75,5 @@ class LeasedPullWorker(NixlPullConnectorWorker):
 
 
 def read_within_leases() -> None:
-    """From now on vLLM makes such workers of its NIXL connector, in this process."""
+    """Make vLLM's NIXL connector use `LeasedPullWorker` in this process."""
     nixl_connector.NixlPullConnectorWorker = LeasedPullWorker

@@ -1,4 +1,4 @@
-"""Channels to other agents: a TCP connection to the agent's port, or two streams in Redis and a call."""
+"""Opens channels to other agents: a TCP connection to the agent's port, or two Redis streams and a call."""
 
 import asyncio
 import secrets
@@ -13,11 +13,11 @@ from triptych_common.protocol.messages import FabricEndpoint, FabricTransport
 from triptych_common.protocol.transfers import LinkCall
 
 PublishCall = Callable[[str, LinkCall], Awaitable[object]]
-"""Tell the agent of that name. Raises BusUnavailableError."""
+"""Publishes a `LinkCall` to the agent with this name; raises BusUnavailableError."""
 
 
 class LinkDialer:
-    """For one event loop."""
+    """Opens channels; used in one event loop."""
 
     def __init__(self, own_store: str, redis_links: RedisLinks, publish_call: PublishCall) -> None:
         self._own_store = own_store
@@ -27,7 +27,7 @@ class LinkDialer:
     async def dial(
         self, instance: str, endpoint: FabricEndpoint, transport: FabricTransport
     ) -> FabricChannel:
-        """A channel to the agent `instance`; the handshake comes next.
+        """Open a channel to the agent `instance`; the handshake comes next.
 
         Raises:
             ChannelError

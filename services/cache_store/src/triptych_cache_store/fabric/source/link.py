@@ -1,4 +1,4 @@
-"""A connection to one target's agent, as the event loop sees it: offers, and what became of them."""
+"""Connection to one target's agent as the event loop sees it: offers and their results."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ MAX_OFFERS = 512  # at once on a link; more wait for their turn
 
 
 class PushFailedError(TriptychError):
-    """The entry does not get to the target from here."""
+    """The entry cannot reach the target from here."""
 
     def __init__(self, kind: TransferFailureKind, detail: str) -> None:
         super().__init__(f"{kind.value}: {detail}")
@@ -32,7 +32,7 @@ class PushFailedError(TriptychError):
 
 
 class LinkedOffer:
-    """An offer that was sent. `answered` is False where the target had the entry already."""
+    """An offer that was sent; `answered` is False if the target had the entry already."""
 
     def __init__(self, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ class LinkedOffer:
 
 
 class TargetLink:
-    """One connection to the agent of the store `target`. `opened` fails where it does not come to that."""
+    """One connection to the agent of the store `target`; `opened` fails if it cannot be established."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TargetLink:
         on_closed: Callable[["TargetLink"], None],
         open_writes: Callable[[], RegionWrites] | None = None,
     ) -> None:
-        """`open_writes`: with NIXL."""
+        """`open_writes` opens NIXL's writes, for links by NIXL."""
         loop = asyncio.get_running_loop()
         self.target = target
         self.transport = transport
@@ -89,7 +89,7 @@ class TargetLink:
 
     # ---- by pushes -------------------------------------------------------------------------------
     async def offer(self, offer: Offer) -> LinkedOffer:
-        """Send it; `withdraw` it in the end, whatever became of it.
+        """Send the offer; the caller must `withdraw` it in every case.
 
         Raises:
             PushFailedError: the link has ended.
@@ -105,14 +105,14 @@ class TargetLink:
         return linked
 
     def send(self, linked: LinkedOffer, view: memoryview, encode_class: EncodeClass) -> None:
-        """Its bytes; they stay where they are until `withdraw` says that they are gone."""
+        """Send the entry's bytes; `view` must stay valid until `withdraw` calls `on_gone`."""
         self._connection.post(lambda: self._outbox.send(linked.number, view, encode_class))
 
     def change_class(self, linked: LinkedOffer, encode_class: EncodeClass) -> None:
         self._connection.post(lambda: self._outbox.change_class(linked.number, encode_class))
 
     def withdraw(self, linked: LinkedOffer, on_gone: Callable[[], None]) -> None:
-        """The push has ended. `on_gone`: nothing reads its bytes any more."""
+        """End the offer; `on_gone` is called when its bytes are no longer read."""
         if self._offers.pop(linked.number, None) is not None:
             self._room.release()
         if self.closed.done():
@@ -125,12 +125,12 @@ class TargetLink:
         self._close_if_idle()
 
     def close_when_idle(self) -> None:
-        """Another link has taken its place: end it with the last of its offers."""
+        """Close after the last offer, because another link replaces this one."""
         self._is_retired = True
         self._close_if_idle()
 
     def close(self) -> None:
-        """End it; `closed` follows."""
+        """Close the connection; `closed` resolves later."""
         self._connection.stop()
 
     def _close_if_idle(self) -> None:

@@ -1,8 +1,7 @@
-"""One link to each target's agent, made when a push needs it. The registry says where that agent is.
+"""Links to targets' agents, one per target, opened when a push needs one; the registry has the address.
 
-A transport that fails is followed by the next one that both agents have (`TransportChoice`); a link by a
-better one takes the place of an open one once that has had time to mend, and entries under way stay with the
-link that they began on.
+After a failure the next common transport is used (`TransportChoice`). A link by a better transport replaces
+an open one after a while; entries under way stay on the link they began on.
 """
 
 import asyncio
@@ -32,11 +31,11 @@ FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
 OF_AN_OLD_RECORD = (RefusalReason.STORE, RefusalReason.TRANSPORT, RefusalReason.BUSY)  # or one about to go
 FindAgent = Callable[[str], Awaitable[InstanceRecord | None]]
-"""A store's agent as it is registered now; None: there is none. Raises BusUnavailableError."""
+"""Finds the registered agent of a store; None if there is none. Raises BusUnavailableError."""
 
 
 class TargetLinks:
-    """For one event loop. A target that was not reached for `progress_timeout_s` is unreachable."""
+    """Links by target, for one event loop; a target not reached in `progress_timeout_s` is unreachable."""
 
     def __init__(
         self,
@@ -66,17 +65,17 @@ class TargetLinks:
         return sum(link.is_open and link.transport is transport for link in self._all)
 
     def transport_to(self, target: str) -> FabricTransport:
-        """Of the link that is up, or would be made."""
+        """Transport of the open link, or of the link that would be opened."""
         link = self._links.get(target)
         return link.transport if link is not None else self._choose(target) or self._choice.best
 
     def has_other_way(self, target: str) -> bool:
-        """Whether there is a transport to it that has not just failed."""
+        """True if a transport to the target is left that has not just failed."""
         known = self._known.get(target)
         return known is not None and self._choice.num_left(target, known, time.monotonic()) > 0
 
     def offers_by_target(self) -> dict[str, int]:
-        """Of the links that are up: how many entries are under way to each target."""
+        """Number of entries under way to each target with an open link."""
         found = Counter({target: 0 for target, link in self._links.items() if link.is_open})
         for link in self._all:  # also on one whose place another has taken
             if link.is_open:
@@ -84,7 +83,7 @@ class TargetLinks:
         return found
 
     async def connected(self, target: str) -> TargetLink:
-        """A link to the agent of `target`.
+        """Open link to the agent of `target`.
 
         Raises:
             PushFailedError: unreachable, or refused.
@@ -116,7 +115,7 @@ class TargetLinks:
         return chosen is not None and self._choice.is_better(chosen, link.transport)
 
     def _choose(self, target: str) -> FabricTransport | None:
-        """By the record that was seen last."""
+        """Transport by the target's most recent registry record."""
         known = self._known.get(target)
         return None if known is None else self._choice.choose(target, known, time.monotonic())
 
@@ -179,7 +178,7 @@ class TargetLinks:
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     def _open_writes(self) -> RegionWrites:
-        """By the thread of a link."""
+        """Open NIXL's writes, in the link's thread."""
         return RegionWrites(NixlMemory.open(self._mapping), self._progress_timeout_s)
 
     async def _agent(self, target: str) -> InstanceRecord | None:
@@ -197,7 +196,7 @@ class TargetLinks:
     async def _open(
         self, target: str, agent: InstanceRecord, transport: FabricTransport, until: float
     ) -> TargetLink:
-        """Raises PushFailedError."""
+        """Open a link; raises PushFailedError on failure."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 return await self._opened(target, agent, transport, until)
@@ -253,7 +252,7 @@ def _logged(target: str, failure: PushFailedError) -> PushFailedError:
 
 
 def _text(error: BaseException) -> str:
-    """Without the address."""
+    """Text of the error without the address, which gateways must not learn."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return str(error)

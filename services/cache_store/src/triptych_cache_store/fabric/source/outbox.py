@@ -1,6 +1,6 @@
-"""What a connection to a target's agent sends, and what its answers mean. Its thread's alone, but for events.
+"""Sending side of a connection: sends entries and handles the target's answers, in the connection's thread.
 
-Every method of the first part is a step that the event loop posts; answers go back to it as events.
+The event loop posts the methods of the first part as steps; answers go back to it as events.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ NOTHING = memoryview(b"")
 
 
 class OutboxEvents(Protocol):
-    """Called in the event loop."""
+    """Events of an outbox, called in the event loop."""
 
     def on_open(self) -> None: ...
 
@@ -60,7 +60,7 @@ class _Sending:
 
 @dataclass
 class AcceptedOffer:
-    """On a link of NIXL: where its bytes go, and how many chunks were written."""
+    """Offer accepted on a NIXL link: the target address and the number of chunks written."""
 
     address: int
     num_chunks: int = 0
@@ -104,7 +104,7 @@ class EntryOutbox:
         self._frames.append(frame)
 
     def send(self, number: int, view: memoryview, encode_class: EncodeClass) -> None:
-        """The target has accepted it, and it is sealed; `view` stays valid until it is sent or withdrawn."""
+        """Send an accepted, sealed entry; `view` must stay valid until it is sent or withdrawn."""
         if number in self._expected:
             self._sendings[number] = _Sending(number, view)
             self._turns.add(number, encode_class)
@@ -114,7 +114,7 @@ class EntryOutbox:
             self._turns.add(number, encode_class)
 
     def withdraw(self, number: int, on_gone: Callable[[], None]) -> None:
-        """No more of it is sent. `on_gone`, in the event loop: its bytes are not read any more."""
+        """Stop sending; `on_gone` is called in the event loop when the bytes are no longer read."""
         if self._expected.pop(number, None) is not None:
             self._cancel(number)
         self._drop(number)
@@ -137,7 +137,7 @@ class EntryOutbox:
         return None
 
     def place_of_rest(self, rest: memoryview) -> memoryview:
-        """A source gets no chunks."""
+        """Unused: a source receives no chunks."""
         return rest
 
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
@@ -166,7 +166,7 @@ class EntryOutbox:
         self._loop.call_soon_threadsafe(self._events.on_answer, number, kind, failure)
 
     def on_body_received(self, part: memoryview) -> None:
-        """A source gets no chunks."""
+        """Unused: a source receives no chunks."""
 
     def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
         pause_s = NEVER_S if self._writes is None else self._write(self._writes, now)
@@ -210,7 +210,7 @@ class EntryOutbox:
 
     # ---- with NIXL -------------------------------------------------------------------------------
     def _write(self, writes: RegionWrites, now: float) -> float:
-        """What comes next, as long as there is room. The seconds until there may be more to do."""
+        """Start writes while there is room; returns the seconds until the next call."""
         pause_s = writes.step(now)
         while writes.has_room() and (number := self._turns.next_number()) is not None:
             if (rate_pause_s := self._rate.pause_s(now)) > 0:

@@ -1,7 +1,7 @@
-"""One entry's way from its own store to the target's.
+"""Push of one entry from the agent's own store to the target's.
 
-QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
-   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
+QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED `──────────┴───────────┴─────────┴─────────┴───▶
+FAILED
 
 QUEUED    the store is asked for it
 WATCHING  it is pinned, or written by an encoder and watched
@@ -59,7 +59,7 @@ ALLOWED: dict[PushState, frozenset[PushState]] = {
 
 @dataclass(frozen=True)
 class Pushed:
-    """An entry that the target has."""
+    """An entry that reached the target."""
 
     num_bytes: int  # that crossed the network; 0: it had it already
     began_at: float  # monotonic seconds
@@ -68,7 +68,7 @@ class Pushed:
 
 
 class EntryPush:
-    """One entry for one target. `run` once."""
+    """One entry for one target; `run` is called once."""
 
     def __init__(
         self, mm_hash: str, target: str, store: LocalStore, links: TargetLinks, encode_class: EncodeClass
@@ -84,17 +84,17 @@ class EntryPush:
 
     @property
     def has_lost_link(self) -> bool:
-        """The link that it went by has ended."""
+        """True if the link that carried the push has ended."""
         return self._link is not None and self._link.closed.done()
 
     def raise_class(self, encode_class: EncodeClass) -> None:
-        """Somebody more urgent waits for it, too."""
+        """Raise the urgency, because a more urgent order needs the entry too."""
         self._encode_class = encode_class
         if self._link is not None and self._offer is not None:
             self._link.change_class(self._offer, encode_class)
 
     async def run(self, deadline: float, traceparent: str | None) -> Pushed:
-        """Until the target has it, within `deadline` (a monotonic second).
+        """Push until the target has the entry, by `deadline` (monotonic seconds).
 
         Raises:
             PushFailedError: it will not have it from here.
@@ -178,7 +178,7 @@ class EntryPush:
         check_descriptor(self._store.mapping, descriptor)
 
     def _become(self, state: PushState) -> None:
-        """Nothing else assigns `state`."""
+        """Move to `state`; nothing else assigns it."""
         check_transition(ALLOWED, f"push of {self.mm_hash}", self.state, state)
         self.state = state
 
@@ -186,7 +186,7 @@ class EntryPush:
 async def _unless_failed(
     wanted: "asyncio.Future[Value]", other: "asyncio.Future[Descriptor] | asyncio.Future[None]"
 ) -> Value:
-    """The result of `wanted`; the error of `other`, if that fails before."""
+    """Result of `wanted`, or the error of `other` if that fails first."""
     futures: set[asyncio.Future[Any]] = {wanted, other}
     while not wanted.done():
         done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""Writes of chunks of entries into the target's region, on a link of NIXL. The connection's thread's alone.
+"""NIXL writes of chunks into the target's region, in the connection's thread.
 
-A few are under way at once; each brings the target a note that it is complete there.
+Several writes are in flight; each notifies the target when it is complete there.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ NEVER_S = 3600.0
 
 
 class RegionWrites:
-    """Of one connection."""
+    """NIXL writes of one connection."""
 
     def __init__(self, memory: NixlMemory, progress_timeout_s: float) -> None:
         self._memory = memory
@@ -29,7 +29,7 @@ class RegionWrites:
         self._moved_at = 0.0
 
     def connect(self, metadata: bytes) -> None:
-        """To the target's region. Raises NixlError, MalformedMessageError: it was connected before."""
+        """Connect to the target's region; raises NixlError, or MalformedMessageError the second time."""
         if self._is_connected:
             raise MalformedMessageError("a second region")
         self._memory.connect(metadata)
@@ -39,19 +39,19 @@ class RegionWrites:
         return self._is_connected and len(self._writing) < WRITES_AT_ONCE
 
     def start(self, number: int, view: memoryview, address: int) -> None:
-        """Raises NixlError."""
+        """Start writing a chunk; raises NixlError."""
         write = self._memory.start_write(view, address, pack_note(number, len(view)))
         self._writing.append((number, write))
 
     def when_over(self, number: int, on_gone: Callable[[], object]) -> None:
-        """Call it when nothing of the offer is read any more."""
+        """Call `on_gone` when nothing of the offer is read any more."""
         if any(each == number for each, _ in self._writing):
             self._gone[number] = on_gone
         else:
             on_gone()
 
     def step(self, now: float) -> float:
-        """End what is over. The seconds until it is to be called again.
+        """Complete finished writes; returns the seconds until the next call.
 
         Raises:
             PeerSilentError: a write makes no progress.
@@ -70,6 +70,6 @@ class RegionWrites:
         return 0.0 if now - self._moved_at < SPIN_S else SLOW_PAUSE_S
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Close; memory is not read afterwards."""
         self._writing.clear()
         self._memory.close()

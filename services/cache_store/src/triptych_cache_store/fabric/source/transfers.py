@@ -1,8 +1,8 @@
-"""Orders of one item for one target, joined: whoever asks, its entries go there once.
+"""Transfers: joins orders of one item for one target, so that its entries are sent once.
 
-    order ─▶ transfer of (item, target) ─▶ a push for each entry ─▶ every order's gateway hears of it
+order ─▶ transfer of (item, target) ─▶ a push for each entry ─▶ result to every order's gateway
 
-An order has a deadline of its own. A transfer ends with its last order, or when its entries are there.
+Each order has its own deadline. A transfer ends with its last order, or when its entries have arrived.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ OnResult = Callable[["PlacedOrder", Result], None]
 
 @dataclass(eq=False)
 class PlacedOrder:
-    """An order, and what it came with. `done`: it was answered, or is to be forgotten."""
+    """An order with its delivery; `done` acknowledges it."""
 
     order: TransferOrder
     deadline: float  # monotonic second
@@ -55,7 +55,7 @@ class _Transfer:
 
 
 class TransferTable:
-    """All transfers of an agent. `on_result` is called once for each order that is answered."""
+    """All transfers of an agent; `on_result` is called once per answered order."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class TransferTable:
         return sum(len(each.orders) for each in self._transfers.values())
 
     async def wait_idle(self) -> None:
-        """Return when no transfer runs."""
+        """Return when no transfer is running."""
         await self._idle.wait()
 
     def add(self, placed: PlacedOrder) -> None:
-        """Carry it out; an order that came before, by its id, takes the place of the earlier one."""
+        """Start or join a transfer; an order with a known id replaces the earlier one."""
         order = placed.order
         if order.source != self._store.name or order.target == order.source:
             self._answer(placed, _failed(placed, TransferFailureKind.REFUSED, "it is for another agent"))
@@ -113,12 +113,12 @@ class TransferTable:
                 transfer.tasks.add(self._group.create_task(self._run(transfer, push, placed)))
 
     def fail_all(self, kind: TransferFailureKind, detail: str) -> None:
-        """The agent ends: every order is answered."""
+        """Answer every order with a failure, because the agent is ending."""
         for transfer in list(self._transfers.values()):
             self._fail(transfer, kind, detail)
 
     async def _run(self, transfer: _Transfer, push: EntryPush, placed: PlacedOrder) -> None:
-        """One push, in the trace of the order that it began with."""
+        """Run one push in the trace of the order that started it."""
         metrics, target = self._metrics, self._metrics.peer(transfer.target)
         attributes = {
             "triptych.mm_hash": push.mm_hash,
@@ -150,9 +150,9 @@ class TransferTable:
                 self._complete(transfer)
 
     async def _push(self, transfer: _Transfer, push: EntryPush, traceparent: str | None) -> Pushed:
-        """As long as an order waits for it: deadlines of orders that came later count, too.
+        """Push until the last deadline of the transfer's orders, including orders that joined later.
 
-        A link that is lost is followed by one of another transport, if there is one.
+        After a lost link the push continues over another transport, if there is one.
         """
         while True:
             deadline = _last_deadline(transfer)
@@ -208,7 +208,7 @@ class TransferTable:
         )
 
     def _end(self, transfer: _Transfer) -> list[PlacedOrder]:
-        """Forget it; its orders, once."""
+        """Remove the transfer; returns its orders, once."""
         key = (transfer.mm_hash, transfer.target)
         if self._transfers.get(key) is transfer:
             del self._transfers[key]

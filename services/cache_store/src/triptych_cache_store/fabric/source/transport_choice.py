@@ -1,8 +1,7 @@
-"""By which transport a link goes: the best that both agents have, but for those that have just failed.
+"""Choice of a link's transport: the best that both agents have and that has not just failed. Pure.
 
-A link that did not come about, or was lost, counts against its transport: for `AVOID_S` the next one that
-both have is taken, for that target's agent in that life. Whether the network, the peer or the transport
-itself was to blame need not be known: an agent that begins another life begins with the best. Pure.
+A link that fails counts against its transport for `AVOID_S`, for that agent in that incarnation. The cause
+(network, peer or transport) does not matter: a restarted agent begins with the best transport again.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from triptych_common.protocol.messages import FabricTransport, InstanceRecord
 
 AVOID_S = 60.0
 Life = tuple[str, int]
-"""Of a target's agent: its boot id, and the generation of its store."""
+"""Incarnation of a target's agent: its boot id, and its store's generation."""
 
 
 def life_of(agent: InstanceRecord) -> Life:
@@ -19,27 +18,27 @@ def life_of(agent: InstanceRecord) -> Life:
 
 
 class TransportChoice:
-    """For one event loop; `now` is a monotonic second."""
+    """Failures by target, for one event loop; `now` is in monotonic seconds."""
 
     def __init__(self, transports: Sequence[FabricTransport]) -> None:
-        """`transports`: best first."""
+        """`transports` are ordered best first."""
         self.best = transports[0]
         self._rank = {each: rank for rank, each in enumerate(transports)}
         self._failed_at: dict[str, tuple[Life, dict[FabricTransport, float]]] = {}  # by target
 
     def choose(self, target: str, agent: InstanceRecord, now: float) -> FabricTransport | None:
-        """The best that has not just failed; if all have, the one that failed first. None: none in common."""
+        """Best transport that has not just failed, else the one that failed first; None if none is common."""
         avoided = self._avoided(target, agent, now)
         # Of equals `min` takes the first.
         return min(self._common(agent), key=lambda each: avoided.get(each, float("-inf")), default=None)
 
     def num_left(self, target: str, agent: InstanceRecord, now: float) -> int:
-        """How many that both have have not just failed."""
+        """Number of common transports that have not just failed."""
         avoided = self._avoided(target, agent, now)
         return sum(each not in avoided for each in self._common(agent))
 
     def on_failed(self, target: str, life: Life, transport: FabricTransport, now: float) -> None:
-        """A link to the agent in that life did not come about by it, or was lost."""
+        """Record that a link by `transport` to this incarnation failed."""
         known_life, failed_at = self._failed_at.get(target, (None, {}))
         if known_life == life:
             failed_at[transport] = now
@@ -48,7 +47,7 @@ class TransportChoice:
         return self._rank[transport] < self._rank[other]
 
     def forget(self, target: str) -> None:
-        """It is not registered any more."""
+        """Forget a target that is no longer registered."""
         self._failed_at.pop(target, None)
 
     def _common(self, agent: InstanceRecord) -> list[FabricTransport]:
@@ -56,7 +55,7 @@ class TransportChoice:
         return [each for each in self._rank if each in theirs]
 
     def _avoided(self, target: str, agent: InstanceRecord, now: float) -> dict[FabricTransport, float]:
-        """Those that have just failed with the agent in its present life, and when."""
+        """Transports that just failed with this incarnation of the agent, with the time of each failure."""
         life = life_of(agent)
         known_life, failed_at = self._failed_at.get(target, (None, {}))
         if known_life != life:

@@ -1,9 +1,8 @@
-"""The bound on bytes that are reserved for other agents' entries and not sealed yet. Pure but for futures.
+"""Budget of bytes reserved for other agents' entries and not yet sealed. Pure but for futures.
 
-Who may have some is the one that an offer's `ACCEPTED` tells: the source sends nothing before. More urgent
-classes first, then who came first. Entries that are not sealed at their source yet may take three quarters
-alone, so that what could be sent at once does not wait for encoders. What is larger than all of
-it may have it alone.
+An offer is `ACCEPTED` when it gets its part; the source sends nothing before. More urgent classes come first,
+then earlier offers. Entries not yet sealed at their source may take three quarters, so that entries ready to
+be sent do not wait for encoders. An entry larger than the budget may take all of it.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ class _Claim:
 
 
 class ByteBudget:
-    """For one event loop."""
+    """Budget of `max_bytes`, used in one event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -40,7 +39,7 @@ class ByteBudget:
     async def hold(
         self, num_bytes: int, encode_class: EncodeClass, *, is_sealed: bool
     ) -> AsyncIterator[None]:
-        """The body runs with `num_bytes` of the budget; it waits for them."""
+        """Hold `num_bytes` of the budget during the body, after waiting for them."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         claim = _Claim(LEVELS[encode_class], next(self._orders), num_bytes, is_sealed, granted)
         self._claims.append(claim)

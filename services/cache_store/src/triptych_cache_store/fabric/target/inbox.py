@@ -1,7 +1,7 @@
-"""Where bytes of accepted entries go. The connection's thread's alone, but for events.
+"""Receiving side of a connection: writes accepted entries into reservations, in the connection's thread.
 
-It writes into reservations that the event loop has handed it, while the region's header says that they are
-its own, and nowhere else. What comes for an offer that has ended meanwhile is read and dropped.
+It writes only into reservations that the event loop handed over, and only while the region's header still
+names this agent as the writer. Bytes for an offer that has ended are read and dropped.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ NOTHING = memoryview(b"")
 
 
 class InboxEvents(Protocol):
-    """Called in the event loop."""
+    """Events of an inbox, called in the event loop."""
 
     def on_admitted(self, admitted: Admitted) -> None: ...
 
@@ -59,7 +59,7 @@ class InboxEvents(Protocol):
 
 @dataclass
 class Sink:
-    """Blocks of a reservation of ours, for one entry."""
+    """Blocks of one of this agent's reservations, for one entry."""
 
     place: Place
     view: memoryview
@@ -100,7 +100,7 @@ class EntryInbox:
 
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
-        """Its bytes may come. Withdrawn meanwhile: nothing happens."""
+        """Accept the entry's bytes; no effect if the offer was withdrawn meanwhile."""
         if number not in self._live:
             return
         self._live[number] = sink
@@ -114,12 +114,12 @@ class EntryInbox:
         self._frames.append(short_frame(FrameKind.ACCEPTED, number, body))
 
     def answer(self, number: int, kind: FrameKind) -> None:
-        """`PRESENT` or `STORED`: the offer has ended."""
+        """Answer `PRESENT` or `STORED`, which ends the offer."""
         if self._end(number):
             self._frames.append(short_frame(kind, number))
 
     def drop(self, number: int, failure: OfferFailed, on_gone: Callable[[], None]) -> None:
-        """The offer has ended. `on_gone`, in the event loop: nothing is written for it any more."""
+        """End the offer; `on_gone` is called in the event loop when nothing is written for it any more."""
         if self._end(number):
             self._frames.append(json_frame(FrameKind.FAILED, number, failure))
         if self._chunks is None:
@@ -205,10 +205,10 @@ class EntryInbox:
         return self._frames.popleft() if self._frames else b"", NOTHING, pause_s
 
     def on_body_sent(self, part: memoryview) -> None:
-        """A target sends no chunks."""
+        """Unused: a target sends no chunks."""
 
     def on_sent(self) -> None:
-        """Nothing waits for it."""
+        """Unused: no caller waits for a sent frame."""
 
     def on_end(self, error: TriptychError | None) -> None:
         if self._chunks is not None:
@@ -226,7 +226,7 @@ class EntryInbox:
         self._loop.call_soon_threadsafe(self._events.on_received, number, is_intact)
 
     def _is_still_ours(self, number: int, sink: Sink) -> bool:
-        """Else nothing may be written there, and the offer comes to nothing."""
+        """True if the reservation is still this agent's; otherwise the offer fails."""
         try:
             check_reservation(self._mapping, sink.place, len(sink.view))
         except (StoreError, ValueError):
@@ -236,7 +236,7 @@ class EntryInbox:
         return True
 
     def _on_written_frame(self, chunks: WrittenChunks, header: FrameHeader, body: bytes) -> None:
-        """`WRITING` or `END`; the offer may have ended here meanwhile."""
+        """Handle `WRITING` or `END`; the offer may have ended here meanwhile."""
         number = header.number
         if self._live.get(number, NOTHING) is None:
             raise MalformedMessageError(f"{header.kind.name} for an entry that was not accepted")
@@ -247,7 +247,7 @@ class EntryInbox:
             chunks.end(number, read_count(body[DIGEST_BYTES:]), body[:DIGEST_BYTES])
 
     def _on_written(self, number: int, sink: Sink, digest: bytes | None) -> None:
-        """Nothing is written for it any more."""
+        """Check an entry whose NIXL writes are complete."""
         if digest is None or self._live.get(number) is not sink or not self._is_still_ours(number, sink):
             return
         sink.checksum.update(sink.view)
@@ -267,7 +267,7 @@ class EntryInbox:
             self._loop.call_soon_threadsafe(self._events.on_withdrawn, number)
 
     def _end(self, number: int) -> bool:
-        """The event loop is done with the offer. Whether its source waits to hear of it."""
+        """Remove the offer; True if its source waits for an answer."""
         self._live.pop(number, None)
         self._unended.discard(number)
         is_withdrawn = number in self._withdrawn

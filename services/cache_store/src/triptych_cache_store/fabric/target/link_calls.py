@@ -1,4 +1,4 @@
-"""Takes links through Redis: another agent calls, and has made the streams."""
+"""Accepts links through Redis: the calling agent has created the streams."""
 
 import time
 from functools import partial
@@ -17,7 +17,7 @@ MAX_CALLS = 32  # read ahead
 
 
 class LinkCalls:
-    """For one event loop."""
+    """Accepts calls; used in one event loop."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class LinkCalls:
         self._listener = listener
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Accept calls until cancelled."""
         async with self._consumer:
             async for delivery in self._consumer:
                 await self._take(delivery)

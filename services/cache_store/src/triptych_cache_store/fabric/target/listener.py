@@ -1,4 +1,4 @@
-"""Takes connections of other agents: so many at once, and fewer that have not said who they are."""
+"""Accepts connections of other agents, up to a limit, and to a lower one before their handshake."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ NewPeer = Callable[[FabricChannel, Callable[[FabricPeer], None]], FabricPeer]
 
 
 class FabricListener:
-    """For one event loop. Nothing listens until `serve`."""
+    """Accepts connections in one event loop; `serve` starts it."""
 
     def __init__(self, new_peer: NewPeer) -> None:
         self._new_peer = new_peer
@@ -37,11 +37,11 @@ class FabricListener:
 
     @property
     def num_peers(self) -> int:
-        """Those that have said who they are."""
+        """Number of peers that completed the handshake."""
         return sum(peer.source is not None for peer in self._peers)
 
     def serve(self, host: str, port: int) -> None:
-        """Raises ListenError: the address cannot be listened on."""
+        """Listen; raises ListenError if the address is unusable."""
         loop = asyncio.get_running_loop()
         self._sockets = bind_tcp(host, port)
         for sock in self._sockets:
@@ -50,7 +50,7 @@ class FabricListener:
             loop.add_reader(sock, self._accept, sock)
 
     def close_peers(self) -> None:
-        """Those that are connected; they may come again."""
+        """Close all connections; peers may reconnect."""
         for peer in self._peers:
             peer.close()
 
@@ -62,7 +62,7 @@ class FabricListener:
             await asyncio.wait([peer.closed for peer in peers], timeout=timeout_s)
 
     def stop_listening(self) -> None:
-        """May be called twice."""
+        """Stop listening; repeated calls have no effect."""
         if self._pausing is not None:
             self._pausing.cancel()
             self._pausing = None
@@ -90,7 +90,7 @@ class FabricListener:
             self.take(channel)
 
     def has_room(self) -> bool:
-        """Whether another connection may come; one that may not is counted."""
+        """True if another connection may be accepted; a refusal is counted."""
         num_half_open = len(self._peers) - self.num_peers
         if len(self._peers) < MAX_PEERS and num_half_open < MAX_HALF_OPEN:
             return True
@@ -104,7 +104,7 @@ class FabricListener:
         return False
 
     def take(self, channel: FabricChannel) -> None:
-        """A connection that has come; it is closed where the machine has no room for it."""
+        """Serve a new connection, or close it if the machine is out of resources."""
         try:
             self._peers.add(self._new_peer(channel, self._peers.discard))
         except (OSError, RuntimeError) as error:  # no file, or no thread
@@ -115,7 +115,7 @@ class FabricListener:
             raise
 
     def _pause(self, error: Exception) -> None:
-        """Accept nothing for a while: the machine has no room for more."""
+        """Pause accepting, because the machine is out of resources."""
         log.warning("fabric connections not accepted for a while", error=str(error))
         loop = asyncio.get_running_loop()
         for sock in self._sockets:

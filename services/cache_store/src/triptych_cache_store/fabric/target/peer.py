@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class FabricPeer:
-    """One source's connection. `source` is None until it has said, and proved, who it is."""
+    """Connection of one source; `source` is None until the handshake has proved who it is."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class FabricPeer:
         self._connection.start()
 
     async def wait_idle(self) -> None:
-        """Return when no entry is on its way from there."""
+        """Return when the peer has no entry under way."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """End it; `closed` follows."""
+        """Close the connection; `closed` resolves later."""
         self._connection.stop()
 
     # ---- for receptions --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""One entry's way from another agent into the own store.
+"""Reception of one entry from another agent into the agent's own store.
 
-RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED
-    `───────────┴────────────┴──────▶ CANCELLED
+RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED `───────────┴────────────┴──────▶ CANCELLED
 
 RESERVING  it waits for its part of the budget, and for room in the store
 RESERVED   blocks are held, this agent is their writer; who watches the entry finds it being written
@@ -52,7 +51,7 @@ ALLOWED: dict[ReceptionState, frozenset[ReceptionState]] = {
 
 
 class OfferRefusedError(Exception):
-    """Why the offer comes to nothing; the source is told."""
+    """An offer is refused; the source receives the reason."""
 
     def __init__(self, kind: TransferFailureKind, detail: str) -> None:
         super().__init__(detail)
@@ -60,18 +59,18 @@ class OfferRefusedError(Exception):
 
 
 class OfferChannel(Protocol):
-    """How a reception speaks to its offer's source."""
+    """Channel on which a reception answers its offer's source."""
 
     def accept(self, number: int, sink: Sink) -> None: ...
 
     def answer(self, number: int, kind: FrameKind) -> None: ...
 
     async def drop(self, number: int, failure: OfferFailed) -> None:
-        """Tell the source; returns when nothing is written for the offer any more."""
+        """Send the failure; returns when nothing is written for the offer any more."""
 
 
 class Reception:
-    """One offer. `run` once."""
+    """Reception of one offer; `run` is called once."""
 
     def __init__(
         self, number: int, offer: Offer, store: LocalStore, budget: ByteBudget, channel: OfferChannel
@@ -102,7 +101,7 @@ class Reception:
 
     # ---- its life --------------------------------------------------------------------------------
     async def run(self) -> str:
-        """What became of it: sealed, present, withdrawn, or a `TransferFailureKind`."""
+        """Run to the result: sealed, present, withdrawn, or a `TransferFailureKind`."""
         async with AsyncExitStack() as budget:  # until its blocks are free again
             return await self._run(budget)
 
@@ -140,7 +139,10 @@ class Reception:
         return failure.kind.value
 
     async def _store_entry(self, budget: AsyncExitStack) -> FrameKind:
-        """Until the store has it. May be cancelled anywhere; what is held then: `_held`, and `budget`."""
+        """Receive until the store has the entry.
+
+        May be cancelled anywhere; `_held` and `budget` are then still held.
+        """
         offer, spec = self.offer, self.offer.spec
         if spec.num_bytes > self._store.mapping.num_bytes:  # before others wait behind it
             raise OfferRefusedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
@@ -185,20 +187,20 @@ class Reception:
         await store.seal(reserved.reservation_id)
 
     async def _give_back(self, failure: OfferFailed) -> None:
-        """Nothing stays reserved; blocks are free when nothing writes to them any more."""
+        """Cancel the reservation once nothing writes to its blocks any more."""
         self._become(ReceptionState.CANCELLED)
         await self._channel.drop(self.number, failure)
         if self._held is not None:
             self._store.cancel(self._held.reservation_id)
 
     def _become(self, state: ReceptionState) -> None:
-        """Nothing else assigns `state`."""
+        """Move to `state`; nothing else assigns it."""
         check_transition(ALLOWED, f"reception of {self.offer.mm_hash}", self.state, state)
         self.state = state
 
 
 class ReservedPlace:
-    """Where the blocks of a reservation are."""
+    """Location of a reservation's blocks in the region."""
 
     def __init__(self, mm_hash: str, generation: int, offset: int) -> None:
         self.mm_hash = mm_hash

@@ -1,9 +1,9 @@
-"""What the source writes into our region, on a link of NIXL. The connection's thread's alone.
+"""Chunks that the source writes into the region over NIXL, tracked in the connection's thread.
 
-A note comes with each chunk that is complete. An offer is *open* from its `ACCEPTED` until the source has
-said how many chunks it has written, by `END` or `CANCEL`, and their notes are here: nothing is written for it
-from then on, and its blocks may be another entry's. Where the source does not say so, the link ends, and with
-it NIXL's agent of this end, before any block is given back.
+Each complete chunk brings a notification. An offer is *open* from its `ACCEPTED` until the source has sent
+the number of chunks written, by `END` or `CANCEL`, and all notifications have come: then nothing is written
+for it any more, and its blocks may be reused. If the source does not send it, the link ends, and NIXL's agent
+with it, before any block is given back.
 """
 
 import time
@@ -19,12 +19,12 @@ SPIN_S = 0.02  # notes that take longer are asked for less often
 SLOW_PAUSE_S = 0.001
 NEVER_S = 3600.0
 OnOver = Callable[[bytes | None], None]
-"""With the checksum that came with `END`; None: it was cancelled."""
+"""Called with the checksum from `END`, or None if the offer was cancelled."""
 
 
 @dataclass
 class OpenOffer:
-    """An offer that may be written to."""
+    """An offer whose blocks may be written."""
 
     num_bytes: int  # of the entry
     on_over: OnOver
@@ -37,7 +37,7 @@ class OpenOffer:
 
 
 class WrittenChunks:
-    """Of one connection."""
+    """Open offers of one connection."""
 
     def __init__(self, memory: NixlMemory, progress_timeout_s: float) -> None:
         self._memory = memory
@@ -46,22 +46,22 @@ class WrittenChunks:
         self._moved_at = 0.0
 
     def metadata(self) -> bytes:
-        """For the source."""
+        """NIXL metadata that the source needs."""
         return self._memory.metadata()
 
     def open(self, number: int, offset: int, num_bytes: int, on_over: OnOver) -> int:
-        """It may be written to. The address for the source."""
+        """Open the offer for writes; returns the address for the source."""
         self._open[number] = OpenOffer(num_bytes, on_over)
         return self._memory.address_of(offset)
 
     def begin(self, number: int) -> None:
-        """The source is about to write."""
+        """Record that the source is about to write."""
         if (offer := self._open.get(number)) is not None:
             offer.is_begun = True
             self._moved_at = time.monotonic()
 
     def end(self, number: int, total_chunks: int, digest: bytes | None) -> None:
-        """The source has said that it writes no more than that; again: nothing new."""
+        """Record the source's final chunk count; repeated calls have no effect."""
         offer = self._open.get(number)
         if offer is not None and offer.total_chunks is None:
             offer.total_chunks, offer.digest = total_chunks, digest
@@ -69,14 +69,14 @@ class WrittenChunks:
             self._close_if_over(number, offer)
 
     def when_over(self, number: int, on_gone: Callable[[], object]) -> None:
-        """Call it when nothing is written for the offer any more."""
+        """Call `on_gone` when nothing is written for the offer any more."""
         if (offer := self._open.get(number)) is not None:
             offer.on_gone = on_gone
         else:
             on_gone()
 
     def step(self, now: float) -> float:
-        """Take what has come. The seconds until it is to be asked for again.
+        """Process notifications; returns the seconds until the next call.
 
         Raises:
             MalformedMessageError: it was not to come.
@@ -102,7 +102,7 @@ class WrittenChunks:
         return 0.0 if silent_s < SPIN_S else SLOW_PAUSE_S
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close; memory is not written afterwards."""
         self._open.clear()
         self._memory.close()
 

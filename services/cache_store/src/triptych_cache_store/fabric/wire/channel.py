@@ -1,5 +1,4 @@
-"""What a connection of two agents goes through: a stream of bytes each way, of one thread, which never blocks
-but in `wait`, and that is bounded.
+"""Channel of a connection: a byte stream each way for one thread, which blocks only in `wait`, with a limit.
 
 `tcp_channel` is a socket, `redis_channel` a pair of streams in Redis.
 """
@@ -12,15 +11,15 @@ from triptych_common.protocol.messages import FabricTransport
 
 
 class ChannelError(TriptychError):
-    """The connection is of no use any more."""
+    """The connection is unusable and must be closed."""
 
 
 class ChannelClosedError(ChannelError):
-    """The peer closed it, or the network broke."""
+    """The peer closed the connection, or the network broke it."""
 
 
 class PeerAlertError(ChannelClosedError):
-    """The peer's TLS ended it, and said why: it does not trust our certificate."""
+    """The peer's TLS ended the connection because it does not trust our certificate."""
 
 
 class PeerSilentError(ChannelError):
@@ -28,18 +27,18 @@ class PeerSilentError(ChannelError):
 
 
 class FabricChannel(Protocol):
-    """One end of a connection. All but `wake` by its own thread."""
+    """One end of a connection. Only `wake` may be called from other threads."""
 
     carrier: FabricTransport
-    """TCP or REDIS."""
+    """Transport that carries the bytes: TCP or REDIS."""
     binding: bytes
-    """What both ends know of this connection, and no other connection has; empty: nothing."""
+    """Value that only the two ends of this connection know; may be empty."""
 
     def try_send(self, parts: Sequence[memoryview]) -> int:
-        """Bytes taken, of the parts in order; 0: wait until it is writable. Raises ChannelError."""
+        """Send `parts` in order; returns the bytes taken, 0 until writable. Raises ChannelError."""
 
     def try_receive(self, into: memoryview) -> int:
-        """Bytes read into `into`, which is not empty; 0: wait until it is readable.
+        """Read into `into`, which is not empty; returns the bytes read, 0 until readable.
 
         Raises:
             ChannelClosedError: also at the end of the stream.
@@ -47,20 +46,20 @@ class FabricChannel(Protocol):
         """
 
     def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
-        """Until it is readable, or writable if asked for, or woken. Whether it is readable.
+        """Wait until readable, writable (if asked for) or woken; True if readable.
 
-        `num_bytes`: of use when they have all come; it may return for fewer, and false while fewer are there.
+        `num_bytes` is a hint: fewer are of no use. It may return earlier, and False while fewer have come.
         """
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
-        """The two have proved who they are, and share these keys from now on.
+        """Authenticate later bytes with keys from the completed handshake.
 
         Raises:
             ChannelError: it must be protected, and cannot be.
         """
 
     def wake(self) -> None:
-        """End a `wait`. From any thread."""
+        """End a `wait`. Callable from any thread."""
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close; repeated calls have no effect."""

@@ -1,12 +1,14 @@
-"""Of an entry's bytes, taken on both sides while they travel: XXH3-128, an order of magnitude faster than the
-network. It notices accidents of memory and network. It is no proof of who sent them (docs/security.md).
+"""Checksum of an entry's bytes, computed on both sides during a transfer.
+
+XXH3-128 is an order of magnitude faster than the network. It detects accidents, not forgery
+(docs/operations/security.md).
 """
 
 import xxhash
 
 
 class Checksum:
-    """Grows chunk by chunk; lets go of the GIL."""
+    """Incremental checksum; releases the GIL."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -15,5 +17,5 @@ class Checksum:
         self._hash.update(part)
 
     def digest(self) -> bytes:
-        """16 bytes."""
+        """Digest of the bytes so far: 16 bytes."""
         return self._hash.digest()

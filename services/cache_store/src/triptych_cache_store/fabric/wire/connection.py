@@ -1,8 +1,7 @@
-"""The thread of one connection: it sends what it is given, reads frames, and ends when the peer makes no
-progress. It decides nothing: a `ConnectionSide` says what frames mean and where bytes come from and go.
+"""Thread of one connection: sends what it is given, reads frames, and ends if the peer makes no progress.
 
-Everything of a side but `post` and `stop` is called in this thread alone. The event loop speaks to a side by
-posting a step; steps run in order, between two frames that are sent.
+A `ConnectionSide` defines what frames mean and where bytes come from and go. All of a side but `post` and
+`stop` runs in this thread. The event loop posts steps, which run in order between two sent frames.
 """
 
 import contextlib
@@ -32,40 +31,40 @@ Step = Callable[[], None]
 
 
 class ConnectionSide(Protocol):
-    """What one end of a connection does with it. Steps and all methods run in the connection's thread."""
+    """Behaviour of one end of a connection; all methods run in the connection's thread."""
 
     allowed: frozenset[FrameKind]
 
     def begin(self, channel: FabricChannel) -> None:
-        """The handshake. Raises ChannelError."""
+        """Run the handshake; raises ChannelError."""
 
     def on_header(self, header: FrameHeader) -> memoryview | None:
-        """Where the body of a chunk goes; None: no body that goes anywhere but to `on_frame`.
+        """Destination of a chunk's body; None if the body goes to `on_frame` only.
 
         Raises:
             MalformedMessageError: no such frame may come now.
         """
 
     def place_of_rest(self, rest: memoryview) -> memoryview:
-        """Where the rest of a chunk goes: `rest`, or somewhere of that size. Asked after each wait."""
+        """Destination of the rest of a chunk: `rest`, or a view of that size. Called after each wait."""
 
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
-        """A whole frame; of a chunk without its body. Raises MalformedMessageError."""
+        """Handle a complete frame (a chunk without its body); raises MalformedMessageError."""
 
     def on_body_received(self, part: memoryview) -> None:
-        """A part of a chunk is where `on_header` wanted it."""
+        """Handle a part of a chunk received at its destination."""
 
     def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
-        """What to send next: a frame, and the bytes of a chunk; or nothing, and the seconds until then."""
+        """Next frame and chunk to send; or nothing, and the seconds until the next call."""
 
     def on_body_sent(self, part: memoryview) -> None:
-        """A part of those bytes is with the kernel."""
+        """Handle a part of a chunk that the kernel took."""
 
     def on_sent(self) -> None:
-        """All of the last frame is with the kernel."""
+        """Handle the last frame having been taken by the kernel."""
 
     def on_end(self, error: TriptychError | None) -> None:
-        """The connection is over; None: `stop`."""
+        """Handle the end of the connection; `error` is None after `stop`."""
 
 
 class FabricConnection:
@@ -94,12 +93,12 @@ class FabricConnection:
         self._thread.start()
 
     def post(self, step: Step) -> None:
-        """Have the thread take `step`. From any thread; of a connection that has ended nothing happens."""
+        """Run `step` in the thread; no effect once the connection has ended. Thread-safe."""
         self._steps.append(step)
         self._channel.wake()
 
     def stop(self) -> None:
-        """Send what is posted already but chunks, as far as the peer takes it at once; end. Any thread."""
+        """Send posted frames but no new chunk, as far as the peer takes them at once; end. Thread-safe."""
         self._is_stopping = True
         self._channel.wake()
 
@@ -146,7 +145,7 @@ class FabricConnection:
                 raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")
 
     def _finish(self) -> None:
-        """Send what is posted already, but no chunk that has not begun, as far as the kernel takes it."""
+        """Send posted frames but no new chunk, as far as the kernel takes them."""
         while True:
             while self._send():
                 pass
@@ -161,7 +160,7 @@ class FabricConnection:
         return bool(self._head) or bool(self._chunk)
 
     def _fill(self, now: float, sent_at: float) -> float:
-        """Choose the next frame, if none is being sent. Seconds until there may be another."""
+        """Choose the next frame if none is being sent; returns the seconds until there may be another."""
         if self._is_sending():
             return self._keepalive_s
         while self._steps:
@@ -174,7 +173,7 @@ class FabricConnection:
         return pause_s
 
     def _send(self) -> bool:
-        """Whether the kernel took something."""
+        """Send; True if the kernel took something."""
         if not self._is_sending():
             return False
         chunk = self._chunk[:STEP_BYTES]
@@ -191,7 +190,7 @@ class FabricConnection:
         return True
 
     def _receive(self) -> bool:
-        """Whether anything came."""
+        """Receive; True if anything came."""
         has_received = False
         if self._is_chunk_coming:
             self._into = self._side.place_of_rest(self._into)
@@ -209,7 +208,7 @@ class FabricConnection:
         return has_received
 
     def _on_complete(self) -> None:
-        """A header, or a body, is there."""
+        """Handle a complete header or body."""
         if self._frame is None:
             self._frame = read_header(self._header, self._side.allowed)
             place = self._side.on_header(self._frame)

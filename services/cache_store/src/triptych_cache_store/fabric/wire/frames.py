@@ -1,4 +1,4 @@
-"""What travels between two agents once they know each other. Pure.
+"""Frames between two agents, once the handshake is done. Pure.
 
     byte    0      1        2..3       4..7           8..15               16..
             kind   0        0          body's bytes   number of the push  body
@@ -78,7 +78,7 @@ BODY_BOUNDS: dict[FrameKind, tuple[int, int]] = {
     FrameKind.REGION: (1, MAX_REGION_BYTES),
     FrameKind.WRITING: (0, 0),
 }
-"""Fewest and most bytes of a body."""
+"""Minimum and maximum size of each frame's body, in bytes."""
 
 FROM_SOURCE = frozenset(
     {FrameKind.KEEPALIVE, FrameKind.OFFER, FrameKind.CHUNK, FrameKind.END, FrameKind.CANCEL}
@@ -98,7 +98,7 @@ class FrameHeader(NamedTuple):
 
 
 class Offer(Message):
-    """Source -> target: an entry that is to be stored there."""
+    """Source -> target: an entry to be stored there."""
 
     mm_hash: MmHashText
     spec: TensorSpec
@@ -109,7 +109,7 @@ class Offer(Message):
 
 
 class OfferFailed(Message):
-    """Target -> source: it will not have the entry from this offer."""
+    """Target -> source: this offer will not store the entry."""
 
     kind: TransferFailureKind
     detail: Annotated[str, Field(max_length=300)] = ""
@@ -123,7 +123,7 @@ def frame_header(kind: FrameKind, number: int, body_num_bytes: int) -> bytes:
 
 
 def short_frame(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Complete frame with header and body."""
     return frame_header(kind, number, len(body)) + body
 
 
@@ -132,7 +132,7 @@ def json_frame(kind: FrameKind, number: int, message: Message) -> bytes:
 
 
 def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> FrameHeader:
-    """The header in the first `HEADER_BYTES` of `data`.
+    """Header in the first `HEADER_BYTES` of `data`.
 
     Raises:
         MalformedMessageError: no such frame may come from that side.
@@ -153,7 +153,7 @@ def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKi
 
 
 def read_body(cls: type[Body], body: bytes) -> Body:
-    """The message in a JSON body.
+    """Message in a JSON body.
 
     Raises:
         MalformedMessageError: it is none.
@@ -167,32 +167,32 @@ def read_body(cls: type[Body], body: bytes) -> Body:
 
 
 def pack_address(address: int) -> bytes:
-    """The body of an `ACCEPTED`, with NIXL."""
+    """Body of an `ACCEPTED` frame with NIXL."""
     return _ADDRESS.pack(address)
 
 
 def read_address(body: bytes) -> int:
-    """Raises MalformedMessageError."""
+    """Address in a body; raises MalformedMessageError."""
     return _number_in(_ADDRESS, body)
 
 
 def pack_count(num_chunks: int) -> bytes:
-    """The body of a `CANCEL`, and the end of that of an `END`, with NIXL."""
+    """Body of a `CANCEL` frame, and the end of an `END` frame's, with NIXL."""
     return _COUNT.pack(num_chunks)
 
 
 def read_count(body: bytes) -> int:
-    """Raises MalformedMessageError."""
+    """Chunk count in a body; raises MalformedMessageError."""
     return _number_in(_COUNT, body)
 
 
 def pack_note(number: int, num_bytes: int) -> bytes:
-    """What comes with a chunk that NIXL has written."""
+    """Notification that accompanies a chunk written by NIXL."""
     return _NOTE.pack(number, num_bytes)
 
 
 def read_note(note: bytes) -> tuple[int, int]:
-    """Number of the offer, bytes. Raises MalformedMessageError."""
+    """Offer number and bytes of a notification; raises MalformedMessageError."""
     if len(note) != _NOTE.size:
         raise MalformedMessageError("a note that is none")
     number, num_bytes = _NOTE.unpack(note)

@@ -1,4 +1,4 @@
-"""Before anything else: who is there, in bounded time. The source's agent has dialled.
+"""Handshake of a connection, in bounded time; the source's agent has connected.
 
     source                                              target
       LinkHello{version, stores, generation, transport, nonce} ──▶
@@ -78,7 +78,7 @@ class LinkRefusal(Message):
 
 
 class LinkRefusedError(ChannelError):
-    """The two agents do not come together. `reason` None: TLS, or no agent at all."""
+    """One agent refuses the other; `reason` is None for TLS failures or a peer that is no agent."""
 
     def __init__(self, detail: str, reason: RefusalReason | None = None) -> None:
         super().__init__(detail)
@@ -86,7 +86,7 @@ class LinkRefusedError(ChannelError):
 
 
 class Identity:
-    """What an agent says of itself: its store, the generation of that as it is now, and its transports."""
+    """An agent's own store, that store's current generation, and its transports."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Admitted:
-    """Who has been let in, and how its entries come."""
+    """Admitted peer and how its entries arrive."""
 
     source: str  # store
     generation: int  # of our store, that it was told
@@ -118,7 +118,7 @@ def greet_target(
     deadline: float,
     transport: FabricTransport = FabricTransport.TCP,
 ) -> None:
-    """The source's side.
+    """Run the source's side of the handshake.
 
     Args:
         deadline: monotonic second.
@@ -158,7 +158,7 @@ def greet_target(
 def admit_source(
     channel: FabricChannel, own: Identity, credentials: Credentials, deadline: float
 ) -> Admitted:
-    """The target's side.
+    """Run the target's side of the handshake.
 
     Raises:
         LinkRefusedError: the peer is not let in; it has been told.
@@ -204,7 +204,7 @@ def admit_source(
 
 
 def _describe(error: Exception) -> str:
-    """What TLS says of certificates, so that it is seen which of the two is not taken."""
+    """TLS error as text that names whose certificate is not trusted."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted here ({error.verify_message})"
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else str(error)
@@ -214,7 +214,7 @@ def _describe(error: Exception) -> str:
 
 
 def _is_carried(channel: FabricChannel, transport: FabricTransport) -> bool:
-    """NIXL has a connection of TCP beside it."""
+    """True if `channel` can carry `transport`; NIXL uses a TCP connection beside it."""
     return (transport is FabricTransport.REDIS) == (channel.carrier is FabricTransport.REDIS)
 
 
@@ -261,7 +261,7 @@ def _send(channel: FabricChannel, message: Message, deadline: float) -> None:
 
 
 def _read_alert(channel: FabricChannel) -> None:
-    """Raise PeerAlertError where the peer said why it closed: in TLS 1.3 that comes after our handshake."""
+    """Raise PeerAlertError if the peer sent a TLS alert, which in TLS 1.3 comes after the handshake."""
     try:
         channel.try_receive(memoryview(bytearray(1)))
     except PeerAlertError:

@@ -1,10 +1,9 @@
-"""How agents know each other: a shared key, mutual TLS, or both. An agent with neither does not start.
+"""Authentication of agents: a shared key, mutual TLS, or both; without either an agent does not start.
 
-With a key each side proves that it has it, by an HMAC over both stores' names, both sides' fresh random
-numbers, the transport, and the certificate of the target's agent where there is TLS, or the name of the link
-where it goes through Redis: a proof is of no use on another connection. With TLS, 1.3 alone, both sides show
-a certificate that is signed by the CA of the settings; the names in it do not matter, so the CA must be the
-fabric's own.
+With a key, each side proves possession by an HMAC over both stores' names, both sides' fresh random numbers,
+the transport, and the certificate of the target's agent (TLS) or the name of the link (Redis), so a proof is
+useless on another connection. With TLS (1.3 only), both sides show a certificate signed by the configured CA;
+names in it do not matter, so the CA must be the fabric's own.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ NONCE_BYTES = 32
 
 
 class FabricKeyError(TriptychError):
-    """The key or the certificates cannot be used; a setting must be changed."""
+    """The key or the certificates are unusable; a setting must change."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What both sides of one connection know, and nobody else's connection has."""
+    """Facts that both sides of one connection share and no other connection has."""
 
     version: int
     source: str
@@ -46,7 +45,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What this agent shows, and asks of others."""
+    """Key and certificates of this agent, and what it requires of peers."""
 
     key: bytes | None = None
     server_tls: ssl.SSLContext | None = None
@@ -54,14 +53,14 @@ class Credentials:
     own_certificate: bytes = b""  # DER
 
     def proof(self, side: str, transcript: Transcript) -> str:
-        """Of "source" or "target", in hex; without a key empty."""
+        """Proof of `side` ("source" or "target") in hex; empty without a key."""
         if self.key is None:
             return ""
         message = b"triptych fabric\0" + side.encode() + b"\0" + transcript.encoded()
         return hmac.new(self.key, message, hashlib.sha256).hexdigest()
 
     def link_key(self, side: str, transcript: Transcript) -> bytes:
-        """For what that side sends on this connection; without a key empty."""
+        """Key for the bytes that `side` sends on this connection; empty without a key."""
         if self.key is None:
             return b""
         message = b"triptych fabric link\0" + side.encode() + b"\0" + transcript.encoded()
@@ -76,14 +75,14 @@ def new_nonce() -> str:
 
 
 def certificate_digest(der: bytes) -> bytes:
-    """Binds a proof to a TLS connection; without a certificate empty."""
+    """Digest that binds a proof to a TLS connection; empty without a certificate."""
     return hashlib.sha256(der).digest() if der else b""
 
 
 def load_credentials(
     key_file: Path | None, certificate: Path | None, private_key: Path | None, ca: Path | None
 ) -> Credentials:
-    """Read them, once.
+    """Load key and certificates from files.
 
     Raises:
         FabricKeyError: there are none, or they cannot be read, are open to others, or do not belong together.

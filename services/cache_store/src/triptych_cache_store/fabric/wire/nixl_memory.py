@@ -1,11 +1,12 @@
-"""The region, as NIXL sees it: for one link, and for its thread alone.
+"""The region registered with NIXL, for one link and its thread.
 
-Each end of a link has a NIXL agent of its own. The source's writes into reservations of the target, and tells
-the target's with each write. What keeps a late write out of blocks that are another entry's: the target ends
-its agent, before it gives back what may still be written (docs/design/fabric.md says why it is a write).
+Each end of a link has its own NIXL agent. The source's agent writes into reservations of the target and
+notifies the target's agent with each write. To keep late writes out of reused blocks, the target ends its
+agent before it gives back blocks that may still be written (docs/design/fabric.md explains why the source
+writes).
 
-NIXL's own progress thread is off: it takes a quarter of a core of an idle process. Where the network cannot
-write remote memory by itself, what has come is written in `take_notes`.
+NIXL's own progress thread is off: it costs an idle process a quarter of a core. Where the network cannot
+write remote memory by itself, `take_notes` writes what has come.
 """
 
 import ctypes
@@ -21,11 +22,11 @@ BACKEND, HOST_MEMORY = "UCX", "DRAM"
 
 
 class NixlError(ChannelError):
-    """The link is of no use any more."""
+    """NIXL failed; the link must be closed."""
 
 
 def load_nixl() -> Any:
-    """Its API; the first time takes seconds. Raises NixlError: it does not work on this machine."""
+    """NIXL's API; the first call takes seconds. Raises NixlError if NIXL does not work on this machine."""
     try:
         from nixl import _api  # noqa: PLC0415 - an optional dependency, which has no other name for it
     except Exception as error:
@@ -35,7 +36,7 @@ def load_nixl() -> Any:
 
 
 class NixlWrite:
-    """A write that was begun."""
+    """A NIXL write that was started."""
 
     def __init__(self, handle: Any, state: str) -> None:
         self.handle = handle
@@ -43,7 +44,7 @@ class NixlWrite:
 
 
 class NixlMemory:
-    """`open` registers the region, `close` ends all that NIXL does with it."""
+    """The region registered with NIXL: `open` registers it, `close` ends all NIXL operations."""
 
     def __init__(self, agent: Any, mapping: RegionMapping) -> None:
         self._agent = agent
@@ -52,7 +53,7 @@ class NixlMemory:
 
     @classmethod
     def open(cls, mapping: RegionMapping) -> "NixlMemory":
-        """Raises NixlError."""
+        """Register the region; raises NixlError."""
         api = load_nixl()
         try:
             config = api.nixl_agent_config(enable_prog_thread=False, num_threads=0, backends=[BACKEND])
@@ -63,22 +64,22 @@ class NixlMemory:
         return cls(agent, mapping)
 
     def close(self) -> None:
-        """NIXL reads and writes nothing here any more. Handles of writes are dropped before."""
+        """End all NIXL reads and writes; handles of writes must be dropped before."""
         self._agent = None
         gc.collect()  # what of it an exception still holds
 
     # ---- at the target ---------------------------------------------------------------------------
     def metadata(self) -> bytes:
-        """What the source needs to write here."""
+        """NIXL metadata that a source needs to write here."""
         data: bytes = self._agent.get_agent_metadata()
         return data
 
     def address_of(self, offset: int) -> int:
-        """Of the byte at `offset` of the region, for the source."""
+        """Address of the byte at `offset` of the region, for the source."""
         return self._mapping.address + offset
 
     def take_notes(self) -> list[bytes]:
-        """What came with writes that are complete here. Raises NixlError."""
+        """Notifications of completed writes; raises NixlError."""
         try:
             notes = self._agent.get_new_notifs()
         except Exception as error:
@@ -87,7 +88,7 @@ class NixlMemory:
 
     # ---- at the source ---------------------------------------------------------------------------
     def connect(self, metadata: bytes) -> None:
-        """The target's; its agent has proved that it belongs to the fabric. Raises NixlError."""
+        """Connect to the target that sent `metadata`, after the handshake. Raises NixlError."""
         try:
             name = self._agent.add_remote_agent(metadata)
         except Exception as error:
@@ -95,7 +96,7 @@ class NixlMemory:
         self._target = name.decode() if isinstance(name, bytes) else str(name)
 
     def start_write(self, view: memoryview, address: int, note: bytes) -> NixlWrite:
-        """Of `view`, which is in the region, to the target's memory at `address`. Raises NixlError."""
+        """Start writing `view`, part of the region, to the target's `address`. Raises NixlError."""
         own = ctypes.addressof(ctypes.c_char.from_buffer(view))
         try:
             local = self._agent.get_xfer_descs([(own, len(view), 0)], HOST_MEMORY)
@@ -106,7 +107,7 @@ class NixlMemory:
             raise NixlError(f"NIXL cannot write to the target: {error}") from error
 
     def is_over(self, write: NixlWrite) -> bool:
-        """Raises NixlError: it has failed, and the link with it."""
+        """True if the write is complete; raises NixlError if it failed, and the link with it."""
         try:
             if write.state == "PROC":
                 write.state = self._agent.check_xfer_state(write.handle)

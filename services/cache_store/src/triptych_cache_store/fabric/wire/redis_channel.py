@@ -1,13 +1,12 @@
-"""Two streams in Redis that carry what a socket would, for agents that cannot reach each other.
+"""Channel over two Redis streams, for agents that cannot reach each other.
 
     source ──XADD──▶ link:{id}:to-target ──XREADGROUP──▶ target
            ◀──XREADGROUP── link:{id}:to-source ◀──XADD──
 
-The source makes both streams. Who reads an entry deletes it, and says with the next one that it writes how
-much it has taken out: at most `WINDOW_BYTES` of each direction are in Redis. Reads block in Redis, on a
-connection of their own; the thread waits for it together with all else, so nothing is asked again and again.
-Both streams expire soon after their ends have stopped renewing them. An end deletes what it would have read
-when it closes, and its peer the other one.
+The source creates both streams. A reader deletes each entry and reports in its next one how much it has
+taken: at most `WINDOW_BYTES` per direction are in Redis. Reads block in Redis on a connection of their own,
+which the thread polls together with everything else. Both streams expire soon after their ends stop renewing
+them; a closing end deletes its incoming stream, and its peer the other.
 """
 
 import contextlib
@@ -43,14 +42,14 @@ GROUP, FIELD = "link", b"e"
 
 @dataclass(frozen=True)
 class LinkStreams:
-    """As one end sees them."""
+    """Names of the two streams as one end sees them."""
 
     incoming: str
     outgoing: str
 
 
 class RedisChannel:
-    """A `FabricChannel`."""
+    """A `FabricChannel` over Redis streams."""
 
     carrier = FabricTransport.REDIS
 
@@ -62,7 +61,7 @@ class RedisChannel:
         binding: bytes,
         ttl_ms: int,
     ) -> None:
-        """Takes over both connections, which are open.
+        """Take over both open connections.
 
         Raises:
             BusUnavailableError
@@ -92,7 +91,7 @@ class RedisChannel:
             self._poll.register(fd, select.POLLIN)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
-        """See `FabricChannel`."""
+        """See `FabricChannel.protect`; requires the fabric's key."""
         if not send_key or not receive_key:
             raise ChannelError("a link through Redis needs the key of the fabric")
         if self._rest:
@@ -101,7 +100,7 @@ class RedisChannel:
         self._receive_seal.start(receive_key)
 
     def try_send(self, parts: Sequence[memoryview]) -> int:
-        """See `FabricChannel`. Each call makes one entry."""
+        """See `FabricChannel.try_send`; each call makes one entry."""
         if not self._is_writable():
             return 0
         taken: list[memoryview] = []
@@ -114,7 +113,7 @@ class RedisChannel:
         return num_bytes
 
     def try_receive(self, into: memoryview) -> int:
-        """See `FabricChannel`."""
+        """See `FabricChannel.try_receive` for the contract."""
         while not self._rest:
             if self._entries:
                 self._take(*self._entries.popleft())
@@ -130,7 +129,8 @@ class RedisChannel:
         return num_bytes
 
     def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
-        """See `FabricChannel`; what was sent goes out. Entries come whole: any are of use."""
+        """See `FabricChannel.wait`; flushes what was sent. Entries arrive whole, so any number of bytes is of
+        use."""
         try:
             self._flush()
             if self._is_readable() or (writable and self._is_writable()):
@@ -147,13 +147,13 @@ class RedisChannel:
         return self._is_readable()
 
     def wake(self) -> None:
-        """See `FabricChannel`."""
+        """See `FabricChannel.wake` for the contract."""
         with self._close_lock:
             if not self._is_closed:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """See `FabricChannel`. What was sent goes out, as far as Redis takes it."""
+        """See `FabricChannel.close`; sent bytes are flushed as far as Redis takes them."""
         with self._close_lock:
             if self._is_closed:
                 return
@@ -245,7 +245,7 @@ class RedisChannel:
 
 
 def link_lost(error: BusUnavailableError) -> ChannelError:
-    """Without an address: it goes to gateways."""
+    """Channel error without an address, because gateways receive its text."""
     log.info("link through redis lost", error=str(error))
     if isinstance(error, BusRefusedError):
         return ChannelError(str(error))

@@ -1,5 +1,5 @@
-"""Entries of a link's streams in Redis: bytes of the connection, how far the other direction is read, and a
-proof of who has written it. Pure.
+"""Entries of a link's Redis streams: payload, read position of the other direction, proof of the writer.
+Pure.
 
     byte   0..7    8      9..        last 32
            taken   kind   payload    HMAC-SHA256
@@ -37,14 +37,14 @@ class LinkEntry(NamedTuple):
 
 
 class EntrySeal:
-    """Of one direction: proves entries, or checks them, in their order."""
+    """Creates or verifies the proofs of one direction's entries, in order."""
 
     def __init__(self) -> None:
         self._key = b""
         self._number = 0
 
     def start(self, key: bytes) -> None:
-        """The next entry is the first one with a proof."""
+        """Require a proof from the next entry on."""
         self._key = key
 
     def pack(self, kind: EntryKind, num_taken: int, parts: Sequence[memoryview]) -> bytes:
@@ -52,7 +52,7 @@ class EntrySeal:
         return b"".join((head, *parts, self._proof(head, *parts)))
 
     def unpack(self, data: bytes) -> LinkEntry:
-        """Raises ChannelError: it is not what the peer has written next."""
+        """Unpack the next entry; raises ChannelError if the peer did not write it."""
         if not 0 <= len(data) - _HEAD.size - PROOF_BYTES <= MAX_PAYLOAD_BYTES:
             raise ChannelError("an entry of the link's stream has a wrong size")
         view = memoryview(data)
@@ -75,5 +75,5 @@ class EntrySeal:
 
 
 def cost_of(num_bytes: int) -> int:
-    """What an entry with a payload of so many bytes counts for in Redis; one without is not counted."""
+    """Bytes that an entry with this payload counts against the window; 0 without a payload."""
     return num_bytes + ENTRY_COST_BYTES if num_bytes else 0

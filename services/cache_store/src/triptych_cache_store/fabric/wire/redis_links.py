@@ -1,4 +1,4 @@
-"""Channels through Redis: makes their streams, and the connections to them. What blocks is for threads."""
+"""Opens channels through Redis: streams and the connections to them. Blocking, for threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from triptych_common.redis_client.polled import Command, PolledConnection
 
 @dataclass(frozen=True)
 class RedisLinks:
-    """Makes channels through one deployment's Redis. Its methods block, for `timeout_s` at most a time."""
+    """Opens channels through one deployment's Redis; methods block for at most `timeout_s`."""
 
     address: RedisAddress
     names: StreamNames
@@ -28,12 +28,12 @@ class RedisLinks:
     timeout_s: float
 
     def create(self, link_id: str) -> "RedisChannel":
-        """At the source: with new streams. Raises ChannelError."""
+        """Create the source's channel with new streams; raises ChannelError."""
         streams = LinkStreams(self.names.link(link_id, "source"), self.names.link(link_id, "target"))
         return self._open(link_id, streams, is_source=True)
 
     def attach(self, link_id: str) -> "RedisChannel":
-        """At the target. Raises ChannelError."""
+        """Open the target's channel on existing streams; raises ChannelError."""
         streams = LinkStreams(self.names.link(link_id, "target"), self.names.link(link_id, "source"))
         return self._open(link_id, streams, is_source=False)
 
@@ -67,7 +67,7 @@ def _create(streams: LinkStreams, ttl_ms: int) -> list[Command]:
 
 
 async def open_in_thread(make: Callable[[], RedisChannel]) -> RedisChannel:
-    """What `make` makes, which blocks. Cancelled meanwhile: it is closed when it is there.
+    """Run the blocking `make` in a thread; its channel is closed if the caller is cancelled meanwhile.
 
     Raises:
         ChannelError
@@ -81,7 +81,7 @@ async def open_in_thread(make: Callable[[], RedisChannel]) -> RedisChannel:
 
 
 def close_in_thread(channel: RedisChannel) -> None:
-    """In an event loop: closing waits for Redis."""
+    """Close in a thread, because closing waits for Redis."""
     asyncio.get_running_loop().run_in_executor(None, channel.close)
 
 

@@ -1,4 +1,4 @@
-"""A connected socket, plain or TLS."""
+"""Channel over a connected socket, plain or TLS."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class TcpChannel:
-    """A `FabricChannel`. Takes over `sock`, which is connected; `close` ends it."""
+    """A `FabricChannel` over `sock`, which it takes over and closes."""
 
     carrier = FabricTransport.TCP
     binding = b""
@@ -40,13 +40,13 @@ class TcpChannel:
         return self._sock
 
     def start_tls(self, context: ssl.SSLContext, *, server_side: bool) -> ssl.SSLSocket:
-        """The same connection, in TLS; its handshake comes with `try_handshake`."""
+        """Wrap the connection in TLS; `try_handshake` performs the handshake."""
         wrapped = context.wrap_socket(self._sock, server_side=server_side, do_handshake_on_connect=False)
         self._sock = wrapped
         return wrapped
 
     def try_handshake(self) -> bool:
-        """A step of TLS's handshake; False: wait, and call it again.
+        """One step of the TLS handshake; False until complete: wait, then call again.
 
         Raises:
             ssl.SSLError: the peer has no certificate that we trust, or does not trust ours, or speaks no TLS.
@@ -65,7 +65,7 @@ class TcpChannel:
         return True
 
     def try_send(self, parts: Sequence[memoryview]) -> int:
-        """See `FabricChannel`."""
+        """See `FabricChannel.try_send`; TLS takes one part at a time."""
         try:
             if isinstance(self._sock, ssl.SSLSocket):
                 return self._sock.send(parts[0])
@@ -76,7 +76,7 @@ class TcpChannel:
             raise _closed(error) from error
 
     def try_receive(self, into: memoryview) -> int:
-        """See `FabricChannel`.
+        """See `FabricChannel.try_receive`.
 
         Raises:
             PeerAlertError
@@ -97,7 +97,7 @@ class TcpChannel:
         return num_bytes
 
     def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
-        """See `FabricChannel`."""
+        """See `FabricChannel.wait` for the contract."""
         self._want_bytes(num_bytes)
         wants = select.POLLIN | (select.POLLOUT if writable else 0)
         if wants != self._wants:
@@ -114,7 +114,7 @@ class TcpChannel:
         return readable or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
 
     def _want_bytes(self, num_bytes: int) -> None:
-        """Of TLS's records, no one knows how many bytes make so many."""
+        """Set SO_RCVLOWAT; not for TLS, where plaintext and wire sizes differ."""
         if num_bytes == self._num_wanted or isinstance(self._sock, ssl.SSLSocket):
             return
         self._num_wanted = num_bytes
@@ -122,16 +122,16 @@ class TcpChannel:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:
-        """Packets are the network's, or TLS's, to protect (docs/security.md)."""
+        """No effect: the network or TLS protects the packets (docs/operations/security.md)."""
 
     def wake(self) -> None:
-        """End a `wait`. From any thread."""
+        """End a `wait`. Callable from any thread."""
         with self._close_lock:
             if not self._is_closed:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """By its own thread. May be called twice."""
+        """Close, in the connection's own thread; repeated calls have no effect."""
         with self._close_lock:
             if not self._is_closed:
                 self._is_closed = True

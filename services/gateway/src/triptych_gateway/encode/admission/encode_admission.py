@@ -3,8 +3,8 @@
 A request is refused as a whole, before any of its items is ordered. Items that are known, or that an encoder
 is making already, cost nothing. A flow answers for its own orders alone (docs/design/fairness.md).
 
-While it is not known what an encode takes, `NUM_PROBES` items for each encoder are let in; others wait for
-what comes of these, for `PROBE_S` at most.
+While the time of an encode is unknown, `NUM_PROBES` items for each encoder are admitted; others wait for
+their results, for `PROBE_S` at most.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DEADLINE_SHARE = 0.75
 """Share of the time until a request's deadline that its encodes may take as predicted: its prompt comes
 behind them, and predictions err."""
 RETURN_SLACK = 1.25
-"""A refused request that comes back at its time is let in with a queue that is longer by so much."""
+"""Factor by which the queue may be longer for a refused request that comes back at its time."""
 OLDEST_SLACK = 1.5
 """Factor by which the oldest order of a flow may be older than a new one, if the wait is predicted."""
 NUM_PROBES = 8
@@ -39,7 +39,7 @@ PROBE_SHARE = 0.25  # of the time until the request's deadline
 
 
 class EncodeAdmission:
-    """One per gateway. `now`: monotonic seconds."""
+    """Admission of one gateway; `now` is in monotonic seconds."""
 
     def __init__(self, job_queue: JobQueue, queue: ItemQueue, stores: EncodeStores) -> None:
         self._job_queue = job_queue
@@ -50,9 +50,9 @@ class EncodeAdmission:
         self.backlog = EncodeBacklog()
 
     async def admit(self, media_wait: MediaWait, items: Sequence[Item]) -> None:
-        """Let those of `items` wait for encoders whose sizes are not known, and which no encoder makes.
+        """Admit those of `items` whose sizes are unknown and which no encoder makes.
 
-        They are of `media_wait`, and count as ordered from now on.
+        They belong to `media_wait` and count as ordered from now on.
 
         Raises:
             RequestError: 429, with the seconds after which there is room.
@@ -118,25 +118,25 @@ class EncodeAdmission:
         raise error
 
     def _excess_s(self, wait: Wait, remaining_s: float, *, is_back: bool) -> float:
-        """Seconds until the queue has become short enough; 0: it is. An idle encoder refuses nothing."""
+        """Return the seconds until the queue is short enough, or 0. An idle encoder refuses nothing."""
         slack = RETURN_SLACK if is_back else 1.0
         too_old_s = wait.ahead_s - slack * self._job_queue.max_age_s
         too_late_s = wait.total_s - min(slack * DEADLINE_SHARE, 1.0) * remaining_s
         return min(max(too_old_s, too_late_s, 0.0), wait.ahead_s)
 
     def begin_item(self, mm_hash: MmHash, media_waits: Sequence[MediaWait]) -> None:
-        """An order of it is made, for `media_waits`. Idempotent."""
+        """Begin an order of the item for `media_waits`. Idempotent."""
         for media_wait in media_waits[:1]:
             item = next(each for each in media_wait.items if each.mm_hash == mm_hash)
             self.backlog.begin_item(mm_hash, media_wait.namespace_digest, media_wait.lane, _work(item))
 
     def end_item(self, mm_hash: MmHash) -> None:
-        """No encode of it is under way any more. Idempotent."""
+        """End the item: no encode of it is under way any more. Idempotent."""
         if self.backlog.end_item(mm_hash) is not None:
             self._note_end()
 
     def on_completed(self, message: EncodeCompleted, now: float) -> None:
-        """An encoder has made an item. 0 seconds: it was there already."""
+        """Record that an encoder has made an item; 0 seconds mean that it was there already."""
         mm_hash = MmHash(message.mm_hash)
         if message.encode_s > 0 and (digest := self.backlog.namespace_of(mm_hash)) is not None:
             num_encoders = self._stores.num_encoders(digest)

@@ -2,7 +2,7 @@
 
 work    an item's seconds of an encoder: the median of the latest encodes of its size, or of the nearest size
         that is known. Nothing is predicted where none is, as at first, or only sizes `MAX_SCALE` times
-        smaller: processors shrink large images, so pixels say little of what these take
+        smaller: processors shrink large images, so pixels predict their time badly
 pace    seconds that pass for one second of work, times the encoders: measured while at least `MIN_BUSY` items
         of each encoder are outstanding, `FIRST_PACE` before. It holds what preprocessing, a full store, other
         programs and the jobs of other gateways cost
@@ -38,7 +38,7 @@ MAX_ENDED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Seconds, as predicted."""
+    """Predicted wait of new items, in seconds."""
 
     ahead_s: float  # until the first of the items is begun
     own_s: float  # for the items
@@ -92,7 +92,7 @@ class _Namespace:
 
 
 class EncodeBacklog:
-    """`now`: monotonic seconds. An item is outstanding from its admission, or its order, to its end."""
+    """Outstanding items, each from its admission or order to its end; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._items: dict[MmHash, tuple[str, Lane, EncodeWork]] = {}
@@ -107,7 +107,7 @@ class EncodeBacklog:
         return len(self._items)
 
     def begin_item(self, mm_hash: MmHash, namespace_digest: str, lane: Lane, work: EncodeWork) -> None:
-        """It is to be encoded. Idempotent."""
+        """Begin an item that is to be encoded. Idempotent."""
         if mm_hash in self._items:
             return
         self._items[mm_hash] = namespace_digest, lane, work
@@ -116,7 +116,7 @@ class EncodeBacklog:
         known.lanes[lane][work] += 1
 
     def end_item(self, mm_hash: MmHash) -> tuple[str, EncodeWork] | None:
-        """No encode of it is needed any more. Returns what it was; None: it was not outstanding."""
+        """End an item that needs no encode any more; return its namespace and work, or None."""
         if (ended := self._items.pop(mm_hash, None)) is None:
             return None
         digest, lane, work = ended
@@ -131,11 +131,11 @@ class EncodeBacklog:
         return digest, work
 
     def num_items(self, namespace_digest: str, lane: Lane) -> int:
-        """Outstanding ones of `lane`."""
+        """Return the number of the lane's outstanding items."""
         return sum(self._namespace(namespace_digest).lanes.get(lane, {}).values())
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Outstanding ones of the namespace."""
+        """Return the namespace's outstanding items by flow."""
         counts = Counter[str]()
         for lane in self._namespace(namespace_digest).lanes:
             counts[lane.flow] += self.num_items(namespace_digest, lane)
@@ -148,7 +148,7 @@ class EncodeBacklog:
         return self._ended[mm_hash][0] if mm_hash in self._ended else None
 
     def complete_item(self, mm_hash: MmHash, encode_s: float, num_encoders: int, now: float) -> None:
-        """An encoder has made it in `encode_s`, of which what it waited there is no part."""
+        """Record that an encoder made the item in `encode_s`, without its wait there."""
         num_encoders = max(num_encoders, 1)
         self.end_item(mm_hash)
         if (ended := self._ended.pop(mm_hash, None)) is None:
@@ -164,13 +164,13 @@ class EncodeBacklog:
         known.was_busy, known.ended_at = is_busy, now
 
     def observe(self, namespace_digest: str, work: EncodeWork, encode_s: float) -> None:
-        """An encoder has taken so long for such an item."""
+        """Record the time of one encode of this work."""
         self._namespace(namespace_digest).seconds[work].append(encode_s)
 
     def predict(
         self, namespace_digest: str, lane: Lane, works: Iterable[EncodeWork], num_encoders: int, now: float
     ) -> Wait | None:
-        """Predict how long new items of `lane` would wait; None: what encoders take for them is not known."""
+        """Predict how long new items of `lane` would wait; None if their encode time is unknown."""
         known = self._namespace(namespace_digest)
         own_s = 0.0
         for work in works:
@@ -199,7 +199,7 @@ class EncodeBacklog:
 
 
 def _lane_s(known: _Namespace, lane: Lane) -> float:
-    """Seconds that the lane has ordered; what is not known counts for nothing."""
+    """Return the seconds that the lane has ordered; unknown work counts as 0."""
     return sum(
         num_items * (known.seconds_of(work) or 0.0) for work, num_items in known.lanes.get(lane, {}).items()
     )

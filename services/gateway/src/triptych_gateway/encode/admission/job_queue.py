@@ -1,10 +1,9 @@
 """Limits of each namespace's orders: a new one is refused while too many wait, or one waits too long.
 
-Pure. What waits on the stream comes with the claim of a flight (`SingleFlight.claim_flight`), where it is
-asked for, and is read while orders wait at this gateway. A flow has to answer for its own
-orders that wait here: none is refused because another flow asks for too much. How many jobs may be on the
-stream is no reason to refuse one: `JobWindow` lets orders wait. Only where no encoder takes any job, all
-flows are refused.
+Pure. The stream's backlog comes with the claim of a flight (`SingleFlight.claim_flight`), if requested, and
+is read while orders wait at this gateway. A flow has to answer for its own orders that wait here: none is
+refused because another flow asks for too much. The bound on the stream's jobs refuses none: `JobWindow` lets
+orders wait. Only where no encoder takes any job, all flows are refused.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class _Read:
 
 
 class JobQueue:
-    """Refuses what would wait too long, by what waits here and the age of the stream's oldest job.
+    """Queue that refuses orders that would wait too long, by its length and the stream's oldest job.
 
     Each namespace has bounds of its own: its encoders take no others' jobs.
     """
@@ -44,7 +43,7 @@ class JobQueue:
         return now - self._reads.get(namespace_digest, _Read()).at >= READ_INTERVAL_S
 
     def note_backlog(self, namespace_digest: str, backlog: Backlog, now: float) -> None:
-        """It was read."""
+        """Record a backlog that was read."""
         self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
     def is_full(self, flow: str, num_held: Mapping[str, int], num_new: int = 1) -> bool:

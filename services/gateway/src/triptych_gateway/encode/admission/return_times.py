@@ -1,4 +1,4 @@
-"""ReturnTimes: when a request that was refused may come back, one behind the other. Pure.
+"""ReturnTimes: times at which refused requests may come back, one after the other. Pure.
 
 Room for one of them is not room for all: each of a flow's refused requests gets a time of its own, later by
 what the one before it takes. A request that comes back before its time gets the same one again.
@@ -24,7 +24,7 @@ class _Place(NamedTuple):
 
 
 class ReturnTimes:
-    """`now`: monotonic seconds."""
+    """Times of refused requests; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._times: LRUCache[_Place, float] = LRUCache(MAX_TIMES)
@@ -38,11 +38,11 @@ class ReturnTimes:
     def refuse(
         self, namespace_digest: str, lane: Lane, first: MmHash, excess_s: float, own_s: float, now: float
     ) -> float:
-        """Seconds until the request may come back.
+        """Return the seconds until the request may come back.
 
         Args:
-            excess_s: until the queue has room for it, if no other comes.
-            own_s: what it takes itself.
+            excess_s: seconds until the queue has room for it, if no other comes.
+            own_s: seconds of its own encodes.
         """
         place, soonest = _Place(namespace_digest, lane, first), now + excess_s
         at = self._times.get(place, float("-inf"))
@@ -53,5 +53,5 @@ class ReturnTimes:
         return at - now
 
     def forget(self, namespace_digest: str, lane: Lane, first: MmHash) -> None:
-        """It was let in."""
+        """Forget a request that was admitted."""
         self._times.pop(_Place(namespace_digest, lane, first), None)

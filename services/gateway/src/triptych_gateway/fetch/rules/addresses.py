@@ -1,4 +1,4 @@
-"""Which IP addresses may be connected to: those of the public Internet, and networks that an operator allows.
+"""IP addresses that may be connected to: the public Internet's, and networks that an operator allows.
 
 Everything in IANA's registries of special addresses is refused, with what clouds serve their machines from
 public space. An IPv6 address that carries an IPv4 address counts as that one (mapped, NAT64), or is refused
@@ -50,12 +50,12 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # the upper half of an interfac
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """One per gateway. `allowed`: networks that an operator allows, whatever else they are."""
+    """Address rules of one gateway; the networks in `allowed` are exempt from all others."""
 
     allowed: Sequence[Network] = ()
 
     def allows(self, address: Address) -> bool:
-        """Whether a connection to `address` may be made."""
+        """Return whether a connection to `address` may be made."""
         meant = meant_address(address)
         if any(address in network or meant in network for network in self.allowed):
             return True
@@ -68,7 +68,7 @@ class AddressRules:
         return not is_refused and meant.is_global and not meant.is_multicast
 
     def allows_text(self, text: str) -> bool:
-        """The same of an address as sockets have it, perhaps with a zone. What is no address is refused."""
+        """Return the same for a socket's address text, perhaps with a zone. Other text is refused."""
         try:
             return self.allows(ip_address(text.partition("%")[0]))
         except ValueError:
@@ -76,7 +76,7 @@ class AddressRules:
 
 
 def meant_address(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for; else the address itself."""
+    """Return the IPv4 address that an IPv6 address carries; else the address itself."""
     if isinstance(address, IPv6Address) and (address in _MAPPED or address in _NAT64):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address

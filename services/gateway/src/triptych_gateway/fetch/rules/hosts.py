@@ -1,4 +1,4 @@
-"""Hosts: one normal form for each, and lists of those that are allowed or denied."""
+"""Host names: one normal form for each, and lists of allowed and denied ones."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SUFFIX = "*."
 
 
 def normal_host(host: str) -> tuple[str, Address | None]:
-    """`host` of a URL, without brackets: lower case, ASCII, no dot at the end; and its address if it is one.
+    """Return `host` of a URL in lower-case ASCII without a final dot, and its address if it is one.
 
     Raises:
         MalformedUrlError: no host, or an IPv4 address in another form than four decimal numbers.
@@ -25,14 +25,14 @@ def normal_host(host: str) -> tuple[str, Address | None]:
         try:
             address = IPv6Address(host)
         except AddressValueError as error:
-            raise MalformedUrlError("its host is no valid IPv6 address") from error
+            raise MalformedUrlError("its host is not a valid IPv6 address") from error
         if address.scope_id is not None:
             raise MalformedUrlError("an IPv6 address with a zone cannot be part of a URL")
         return str(address), address
     name = _ascii(host).removesuffix(".")
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(map(_LABEL.fullmatch, labels)):
-        raise MalformedUrlError("its host is no valid name")
+        raise MalformedUrlError("its host is not a valid name")
     if not _NUMBER.fullmatch(labels[-1]):
         return name, None
     try:
@@ -45,17 +45,17 @@ def _ascii(host: str) -> str:
     if host.isascii():
         return host.lower()
     if len(host) > MAX_HOST_CHARS:
-        raise MalformedUrlError("its host is no valid name")
+        raise MalformedUrlError("its host is not a valid name")
     try:
         return idna.encode(host, uts46=True).decode("ascii").lower()
     except idna.IDNAError as error:
-        raise MalformedUrlError("its host is no valid name") from error
+        raise MalformedUrlError("its host is not a valid name") from error
 
 
 class HostRules:
     """Lists of hosts: exact, or `*.example.org` for every name below `example.org`, but not itself.
 
-    What is denied is denied; where something is allowed, nothing else is.
+    A denied host is refused in any case; a list of allowed hosts refuses all others.
     """
 
     def __init__(self, allowed: Iterable[str] = (), denied: Iterable[str] = ()) -> None:
@@ -63,7 +63,7 @@ class HostRules:
         self._denied = frozenset(map(_normal_pattern, denied))
 
     def allows(self, host: str) -> bool:
-        """Whether the lists allow `host`, in its normal form."""
+        """Return whether the lists allow `host`, in its normal form."""
         if _is_listed(host, self._denied):
             return False
         return not self._allowed or _is_listed(host, self._allowed)

@@ -1,4 +1,4 @@
-"""URLs that may be fetched, each in one normal form, so that what is checked is what is asked for.
+"""URLs that may be fetched, each in one normal form, so that the checked URL is the requested one.
 
 RFC 3986's own expression splits a URL, not a library: parsers disagree about odd ones, which are refused.
 """
@@ -23,7 +23,7 @@ _SAFE = "/%:@!$&'()*+,;=-._~?[]"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FetchUrl:
-    """A URL that the rules allow. Its `repr` has no path: that may be as good as a password."""
+    """URL that the rules allow. Its `repr` has no path, which may be as good as a password."""
 
     scheme: str
     host: str  # without brackets
@@ -33,7 +33,7 @@ class FetchUrl:
 
     @property
     def text(self) -> str:
-        """What is asked for. Two URLs that mean the same by RFC 3986's first rules have the same text."""
+        """Text of the URL; equivalent URLs (RFC 3986's first rules) have the same text."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == DEFAULT_PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.target}"
@@ -44,14 +44,14 @@ class FetchUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """One per gateway."""
+    """Rules of one gateway for URLs of media."""
 
     ports: frozenset[int]
     hosts: HostRules
     addresses: AddressRules
 
     def check(self, text: str) -> FetchUrl:
-        """`text` in its normal form.
+        """Return `text` in its normal form.
 
         Raises:
             MalformedUrlError: it is none that could be fetched.
@@ -67,7 +67,7 @@ class UrlRules:
         return url
 
     def check_redirect(self, origin: FetchUrl, location: str) -> FetchUrl:
-        """Where `origin` leads by its answer's `Location`, checked like any other URL.
+        """Return the URL of a redirect of `origin`, checked like any other URL.
 
         Raises:
             UrlRefusedError: it is not allowed, or cannot be fetched, or leads from https to http.
@@ -85,12 +85,12 @@ class UrlRules:
 
 
 def address_refused() -> UrlRefusedError:
-    """The same for a literal address and for a name: the caller learns no address."""
+    """Return one error for literal addresses and names: the caller learns no address."""
     return UrlRefusedError("it leads to an address that is not allowed")
 
 
 def parse_url(text: str) -> FetchUrl:
-    """Split `text` and bring each part into its normal form; the fragment is dropped.
+    """Split `text` and normalize each part; the fragment is dropped.
 
     Raises:
         MalformedUrlError: it is none that could be fetched.
@@ -102,7 +102,7 @@ def parse_url(text: str) -> FetchUrl:
         raise MalformedUrlError("it holds spaces or control characters; they must be percent-encoded")
     parts = _URL.fullmatch(text)
     if parts is None:
-        raise MalformedUrlError("it is no URL with a scheme and a host")
+        raise MalformedUrlError("it is not a URL with a scheme and a host")
     scheme = parts["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
         raise UrlRefusedError("only http and https URLs are fetched")
@@ -110,13 +110,13 @@ def parse_url(text: str) -> FetchUrl:
         raise UrlRefusedError("a URL may not hold credentials")
     authority = _AUTHORITY.fullmatch(parts["authority"])
     if authority is None or not (authority["v6"] or authority["name"]):
-        raise MalformedUrlError("its host and port cannot be read without doubt")
+        raise MalformedUrlError("its host and port are ambiguous")
     if authority["v6"] is not None and ":" not in authority["v6"]:
-        raise MalformedUrlError("its host is no valid IPv6 address")
+        raise MalformedUrlError("its host is not a valid IPv6 address")
     host, address = normal_host(authority["v6"] or authority["name"])
     port = DEFAULT_PORTS[scheme] if authority["port"] is None else int(authority["port"])
     if not 0 < port < 1 << 16:
-        raise MalformedUrlError("its port is no port")
+        raise MalformedUrlError("its port is not valid")
     query = parts["rest"].partition("#")[0]
     target = quote((parts["path"] or "/") + query, safe=_SAFE)
     return FetchUrl(scheme, host, port, target, address)

@@ -1,7 +1,7 @@
 """Bounds of each field, and of the cost of all fields of a request together.
 
 vLLM takes each of these from any caller, and lets one request end, fill or falsify what others share: see the
-table in docs/security.md.
+table in docs/operations/security.md.
 """
 
 from collections.abc import Mapping

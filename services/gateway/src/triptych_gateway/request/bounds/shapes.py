@@ -1,8 +1,8 @@
-"""Checks parsed JSON against the schemas of `endpoints.fields`, in one pass that stops at the first fault.
+"""Checks of parsed JSON against the schemas of `endpoints.fields`, in one pass up to the first fault.
 
-Of JSON Schema this knows `type`, `enum`, `properties`, `required`, `additionalProperties`, `propertyNames`,
-`items`, `maxItems`, `maxLength`, `maxProperties`, and `oneOf` beside a `discriminator`; other keywords
-describe, and are vLLM's to check.
+The checks know JSON Schema's `type`, `enum`, `properties`, `required`, `additionalProperties`,
+`propertyNames`, `items`, `maxItems`, `maxLength`, `maxProperties`, and `oneOf` beside a `discriminator`;
+other keywords describe, and are vLLM's to check.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +30,10 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_shape(value: Any, schema: Schema, path: str) -> None:
-    """Check that `value` and all that it holds is of the kinds and numbers of `schema`.
+    """Check that `value` and all within it have the types and numbers of `schema`.
 
     Raises:
-        RequestError: 400, `param` names the first place that is not.
+        RequestError: 400, `param` names the first faulty place.
     """
     kinds = schema.get("type")
     if kinds is not None:
@@ -77,9 +77,9 @@ def _check_object(value: dict[str, Any], schema: Schema, path: str) -> None:
 
 
 def _kind_of(value: dict[str, Any], schema: Schema) -> Schema:
-    """The member of `oneOf` that `value` names; one without a name is of the first kind.
+    """Return the member of `oneOf` that `value` names; without a name the first kind.
 
-    A name that is no member's is for the form of the body to refuse: nothing is checked then.
+    The form of the body refuses unknown names: nothing is checked here then.
     """
     name = schema["discriminator"]["propertyName"]
     for kind in schema["oneOf"]:

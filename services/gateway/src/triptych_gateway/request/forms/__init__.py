@@ -1,9 +1,9 @@
-"""Forms of chats: which fields a body has, where its media stand, which of its texts come together.
+"""Forms of chats: fields of the body, places of media, and texts that vLLM joins.
 
-form         what is read of a body by its form; bounds
+form         functions that read a body by its form; bounds
 completions  OpenAI's chat completions
 messages     Anthropic's Messages API
 responses    OpenAI's Responses API
 
-grammar_bounds  what a schema, a regular expression or a grammar of a body may hold, in any form
+grammar_bounds  bounds of a body's schemas, regular expressions and grammars, in any form
 """

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""Form of OpenAI's chat completions."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ def _check_beside_media(fields: Fields) -> None:
 
 
 def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:
-    """Parts of a message alone, which stand side by side."""
+    """Yield nothing: only parts of one message are joined, and they stand side by side."""
     yield from ()
 
 

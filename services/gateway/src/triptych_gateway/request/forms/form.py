@@ -1,4 +1,4 @@
-"""What is read of a chat's body by its form."""
+"""Form of a chat: the functions that read its body."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,21 +27,21 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Each function checks what it reads, and raises RequestError (400) that names a fault's place."""
+    """Functions that read one form; each raises RequestError (400) that names a fault's place."""
 
     body: type[FormBody]
     find_media: Callable[[Fields, int], tuple[MediaPart, ...]]
-    """Of a body that may hold so many at most, in the order of the prompt."""
+    """Function that finds a body's media, up to a number, in the order of the prompt."""
     check_choices: Callable[[FormBody, int], None]
-    """That it asks for so many at most."""
+    """Function that checks the number of choices."""
     check_beside_media: Callable[[Fields], None]
-    """What may not stand in a body with media."""
+    """Function that refuses fields that cannot be combined with media."""
     joined_texts: Callable[[Fields], Iterator[tuple[str, str]]]
-    """Texts that vLLM joins though they do not stand side by side, each with the place that errors name."""
+    """Function that yields texts that vLLM joins though they are apart, each with its path for errors."""
 
 
 def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) -> None:
-    """Those of one message go behind the others.
+    """Add the media of one message.
 
     Raises:
         RequestError: 400, too many.
@@ -53,7 +53,7 @@ def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) ->
 
 
 def check_role(message: Fields, roles: frozenset[str], path: str) -> str:
-    """The message's role. `path`: of the message.
+    """Return the role of the message at `path`.
 
     Raises:
         RequestError: 400.

@@ -1,4 +1,4 @@
-"""Bounds on structured outputs: what a caller's schema, regular expression or grammar may hold.
+"""Bounds on structured outputs: the content of a caller's schema, regular expression or grammar.
 
 prefill_decode compiles it in a process that can be ended. Here the kinds that are known to take minutes, or
 to end such a process, are refused before they cost anything; each text and each value is read once.
@@ -40,11 +40,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class GrammarBounds:
-    """What one schema, regular expression or grammar may hold."""
+    """Bounds of one schema, regular expression or grammar."""
 
     max_chars: int = 64 << 10
     max_repeats: int = 1_000_000
-    """Size with all repetitions written out: nested ones multiply."""
+    """Largest size with all repetitions written out: nested ones multiply."""
     max_alternatives: int = 10_000
 
 
@@ -67,7 +67,7 @@ def check_grammars(fields: Fields, bounds: GrammarBounds) -> None:
 
 
 def _grammars(fields: Fields) -> Iterator[tuple[str, str, Any]]:
-    """Place, kind and value of each; values of another type than they should have are left to vLLM."""
+    """Yield place, kind and value of each; vLLM checks values of a wrong type."""
     structured = _object(fields.get("structured_outputs"))
     for name, kind in _STRUCTURED.items():
         yield f"structured_outputs.{name}", kind, structured.get(name)
@@ -95,14 +95,14 @@ def _object(value: Any) -> Fields:
 
 
 class _GrammarCheck:
-    """The counts of one field."""
+    """Counts of one field's grammar, checked as it is read."""
 
     def __init__(self, path: str, bounds: GrammarBounds) -> None:
         self._path, self._bounds = path, bounds
         self._num_chars = self._num_alternatives = 0
 
     def read_schema(self, schema: Any) -> None:
-        """Read a JSON schema, or an object that has some in it, or the JSON text of either."""
+        """Read a JSON schema, an object with some in it, or the JSON text of either."""
         if isinstance(schema, str):
             self._add_chars(len(schema))
             try:
@@ -142,12 +142,12 @@ class _GrammarCheck:
             self._read_pattern(_QUOTED.sub("x", value), repeats)
 
     def _repeated(self, schema: Fields, repeats: int) -> int:
-        """Repetitions around what `schema` holds."""
+        """Return the repetitions around the content of `schema`."""
         most = max((schema[name] for name in REPEATED & schema.keys() if _is_number(schema[name])), default=1)
         return self._check_repeats(repeats * max(int(min(most, 1 << 32)), 1))
 
     def read_choice(self, choice: Any) -> None:
-        """Read a list of texts."""
+        """Read a list of texts to choose from."""
         if isinstance(choice, list):
             self._add_alternatives(len(choice))
             self._add_chars(sum(len(each) + 2 for each in choice if isinstance(each, str)))
@@ -158,7 +158,7 @@ class _GrammarCheck:
         self._read_pattern(_QUOTED.sub("x", text) if is_grammar else text, 1)
 
     def _read_pattern(self, pattern: str, repeats: int) -> None:
-        """`repeats`: how often what it matches may be repeated."""
+        """Read a pattern whose match may be repeated `repeats` times."""
         # Of each open group: its size, and that of its last part, which a `{n,m}` behind it repeats.
         sizes, lasts = [0], [0]
         end, is_in_class = 0, False

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, as vLLM serves it: it makes a chat of the request.
+"""Form of Anthropic's Messages API, as vLLM serves it: vLLM makes a chat of the request.
 
     tool_result of a user               a tool's message, then a user's with its images; then the message
     thinking                            joined, apart from the texts
@@ -60,7 +60,7 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
 
 
 def _find_in_content(content_place: Place, content: list[Any], role: str) -> list[MediaPart]:
-    """In the order of the prompt."""
+    """Return the media of one content in the order of the prompt."""
     in_results: list[MediaPart] = []
     own: list[MediaPart] = []
     for index, block in enumerate(content):
@@ -90,7 +90,7 @@ def _find_in_result(block: Fields, result_place: Place, role: str) -> Iterator[M
         if inner_type != "image":
             _check_texts(each, inner_type, inner, TEXTS_OF_RESULTS)
         elif role != "user":
-            raise _unsupported(inner, "images in a tool_result are served in a user's message alone")
+            raise _unsupported(inner, "images in a tool_result are served only in a user's message")
         else:
             yield _image_of(each, inner)
 
@@ -147,11 +147,11 @@ def _unsupported(place: Place, why: str) -> RequestError:
 
 
 def _check_choices(body: FormBody, max_choices: int) -> None:
-    """There is one."""
+    """Accept any number: this form has one choice."""
 
 
 def _check_beside_media(fields: Fields) -> None:
-    """No field of this form cuts a prompt."""
+    """Accept all fields: none of this form cuts a prompt."""
 
 
 # ---- texts that come together ------------------------------------------------------------------------
@@ -171,13 +171,13 @@ def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:
 
 
 def _system_texts(content: Any) -> Iterator[str]:
-    """Without blocks that vLLM leaves out."""
+    """Yield the system texts, without blocks that vLLM leaves out."""
     texts = [content] if isinstance(content, str) else _texts_of(content or (), "text")
     yield from (text for text in texts if not text.startswith(BILLING_HEADER))
 
 
 def _texts_of(content: Any, kind: str) -> list[str]:
-    """Of blocks of one type, whose text has the same name."""
+    """Return the texts of blocks of one type, in the field of the same name."""
     blocks = (block for block in content if isinstance(block, dict) and block.get("type") == kind)
     return [text for block in blocks if isinstance(text := block.get(kind), str)]
 

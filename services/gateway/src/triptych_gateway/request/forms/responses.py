@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, as vLLM serves it: it makes a chat of the request.
+"""Form of OpenAI's Responses API, as vLLM serves it: vLLM makes a chat of the request.
 
 Images stand in messages and in what tools have put out. vLLM reads them there alone, and nothing else of an
 item but text; other items pass through.
@@ -48,7 +48,7 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
 
 
 def _fields_with_parts(item: Fields) -> Iterator[str]:
-    """What vLLM hands on as a message's content."""
+    """Yield the fields that vLLM passes on as a message's content."""
     if "content" in item and ("role" in item or item.get("type", "message") == "message"):
         yield "content"
     if "output" in item:
@@ -56,7 +56,7 @@ def _fields_with_parts(item: Fields) -> Iterator[str]:
 
 
 def _check_types(item: Fields, content: list[Any], place: Place) -> None:
-    """Images are the only media; an answer of the model has none, as vLLM reads it.
+    """Check that images are the only media; the model's own answers have none, as vLLM reads them.
 
     Parts of another kind than the message has are refused here: vLLM makes some 240 error objects of each.
     """
@@ -83,30 +83,30 @@ def _check_types(item: Fields, content: list[Any], place: Place) -> None:
 
 
 def _is_answer(item: Fields, content: list[Any]) -> bool:
-    """As vLLM tells one from a message that the caller has written for the model."""
+    """Return whether the item is the model's answer, by vLLM's own rule."""
     if item.get("type") != "message" or item.get("role") != "assistant":
         return False
     return not (content and isinstance(content[0], dict) and content[0].get("type") == TEXT_TYPE)
 
 
 def _check_choices(body: FormBody, max_choices: int) -> None:
-    """There is one."""
+    """Accept any number: this form has one choice."""
 
 
 def check_beside_media(fields: Fields) -> None:
-    """Also media of the response that the request goes on from.
+    """Refuse fields that cannot be combined with media, also those of the continued response.
 
     Raises:
         RequestError: 400.
     """
-    if fields.get("background"):  # what encoders and prefill_decode ask for would reach nobody
+    if fields.get("background"):  # nothing would pass on the requests of encoders and prefill_decode
         raise not_beside_media("background")
     if fields.get("truncation") not in (None, "disabled"):  # it would cut placeholders off their items
         raise not_beside_media("truncation")
 
 
 def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:
-    """Parts of a message alone, which stand side by side."""
+    """Yield nothing: only parts of one message are joined, and they stand side by side."""
     yield from ()
 
 

@@ -1,4 +1,4 @@
-"""Base64 that comes in pieces: what is taken decodes to the same by `binascii`, with all of it at once.
+"""Base64 in pieces: accepted pieces decode to the same bytes by `binascii` as a whole.
 
     sent      whole groups of four characters | up to seven more, padding among them
     held      their bytes                     | the characters
@@ -19,7 +19,7 @@ _PADDING = b"="
 
 
 class Base64Decoder:
-    """One item. `feed` its characters, then `finish`; after a fault it takes no more."""
+    """Decoder of one item. `feed` its characters, then `finish`; after a fault it takes no more."""
 
     def __init__(self) -> None:
         self._decoded = io.BytesIO()  # grows in place, and gives its memory away without a copy
@@ -33,11 +33,11 @@ class Base64Decoder:
 
     @property
     def digest(self) -> str:
-        """Of what is decoded."""
+        """Digest of the decoded bytes."""
         return self._hasher.hexdigest()
 
     def feed(self, data: bytes) -> bool:
-        """Whether `data` may go on what came before. If not, it is in `rest`, as a whole."""
+        """Decode `data`; return False if it cannot follow, and leave it whole in `rest`."""
         data = self.rest + data if self.rest else data
         num_ready = max(len(data) - GROUP, 0) // GROUP * GROUP
         ready = memoryview(data)[:num_ready]
@@ -56,7 +56,7 @@ class Base64Decoder:
         return True
 
     def finish(self) -> bytes | None:
-        """The last bytes, which `take` gives too; None: it does not end as base64 does."""
+        """Return the last bytes, which `take` returns too; None if base64 cannot end here."""
         try:
             last = binascii.a2b_base64(self.rest, strict_mode=True)
         except binascii.Error:
@@ -67,7 +67,7 @@ class Base64Decoder:
         return last
 
     def take(self) -> bytes:
-        """All bytes; the decoder is empty then."""
+        """Return all bytes; the decoder is empty then."""
         content = self._decoded.getvalue()
         self._decoded = io.BytesIO()
         return content

@@ -1,18 +1,18 @@
-"""The splitter: a body's pieces as they come -> JSON text and media, decoded on the way.
+"""Body splitter: pieces of a body become JSON text and media, decoded on the way.
 
     TEXT --a string begins like media--> HEAD --long, and base64 as far as its head says--> MEDIA
       ^                                  |  |                                                |  |
       +----short: any other text---------'  `--something else--> WHOLE <--fault, or the end--'  |
       `-------------------------its closing quote-----------------------------------------------'
 
-TEXT    what comes is JSON text. Also HEAD, but the string's bytes are still to be judged
-MEDIA   what comes up to the next quote is decoded, and not kept as text
+TEXT    bytes are JSON text. Also HEAD, but the string's bytes are still to be judged
+MEDIA   bytes up to the next quote are decoded, and not kept as text
 WHOLE   something came that is read otherwise, or not at all: everything from here on is text. The body
         is put back and read whole, so whatever is wrong with it is found as it always was
 
 A string is media here if it is for `json_bounds`, and its base64 begins within `MAX_HEAD_BYTES`: it has
-`json_bounds.MIN_MEDIA_BYTES` at least, and is a data URL, or the value of a key `data`. Whether it stands
-where media may stand is known when the body has been parsed; if not, the body is put back as well.
+`json_bounds.MIN_MEDIA_BYTES` at least, and is a data URL, or the value of a key `data`. Parsing the body
+shows whether media may stand there; if not, the body is put back as well.
 """
 
 import re
@@ -50,7 +50,7 @@ ALLOWED: dict[SplitState, frozenset[SplitState]] = {
 
 
 class BodySplitter:
-    """One body. `feed` its pieces, then `finish`. Takes microseconds for each 64 KiB."""
+    """Splitter of one body. `feed` its pieces, then `finish`. Takes microseconds for each 64 KiB."""
 
     def __init__(self) -> None:
         self.num_bytes = 0  # that came
@@ -67,11 +67,11 @@ class BodySplitter:
 
     @property
     def num_held(self) -> int:
-        """Bytes that are held now."""
+        """Number of bytes held in memory now."""
         return len(self._text) + self._num_media_bytes + self._decoder.num_held
 
     def feed(self, piece: bytes) -> None:
-        """The next bytes of the body."""
+        """Read the next bytes of the body."""
         self.num_bytes += len(piece)
         while piece:
             if self._state is SplitState.MEDIA:
@@ -81,14 +81,14 @@ class BodySplitter:
                 piece = b"" if self._state is SplitState.WHOLE else self._search()
 
     def finish(self) -> SplitBody:
-        """The body, complete or not."""
+        """Return the body, complete or not."""
         if self._state is SplitState.MEDIA:
             self._give_up()
         return SplitBody(self._text, self._media, self.num_bytes, is_odd=self._state is SplitState.WHOLE)
 
     # ---- JSON text ----------------------------------------------------------------------------------
     def _search(self) -> bytes:
-        """Look through what is new in the text. Returns what follows the head of media, cut off the text."""
+        """Search the new text; return the bytes that follow the head of media, cut off the text."""
         while self._state in (SplitState.TEXT, SplitState.HEAD):
             if self._state is SplitState.TEXT and not self._find_start():
                 return b""
@@ -103,7 +103,7 @@ class BodySplitter:
         return b""
 
     def _find_start(self) -> bool:
-        """Go on to the next string that begins like media, if there is one."""
+        """Find the next string that begins like media, if there is one."""
         text = self._text
         while (found := _START.search(text, self._search_from)) is not None:
             is_value = text[found.end() - 1 : found.end()] == b'"'
@@ -119,13 +119,13 @@ class BodySplitter:
         return False
 
     def _skip(self, search_from: int) -> None:
-        """It is other text."""
+        """Skip a string that is other text."""
         self._num_other += 1
         self._search_from = search_from
         self._enter(SplitState.TEXT if self._num_other <= MAX_OTHER else SplitState.WHOLE)
 
     def _cut_off(self) -> bytes:
-        """A long string: if it is base64, what follows its head is cut off the text."""
+        """Cut off the bytes that follow the head of a long string, if it is base64."""
         text, start = self._text, self._start + 1
         head_end = start
         if text[start : start + 5].lower() == b"data:":
@@ -145,7 +145,7 @@ class BodySplitter:
 
     # ---- media --------------------------------------------------------------------------------------
     def _decode(self, piece: bytes) -> bytes:
-        """Decode up to the closing quote. Returns what follows it."""
+        """Decode up to the closing quote; return the bytes that follow it."""
         end = piece.find(b'"')
         if not self._decoder.feed(piece if end < 0 else piece[:end]):
             self._give_up()
@@ -166,7 +166,7 @@ class BodySplitter:
         return piece[end + 1 :]
 
     def _give_up(self) -> None:
-        """The item is no base64, or not complete: what could not be decoded is text again."""
+        """Give the item up, which is no base64 or not complete: undecoded bytes are text again."""
         self._text += self._decoder.rest
         self._keep_decoded()
         self._enter(SplitState.WHOLE)
@@ -177,6 +177,6 @@ class BodySplitter:
         self._decoder = Base64Decoder()
 
     def _enter(self, state: SplitState) -> None:
-        """Nothing else assigns the state."""
+        """Enter `state`. Nothing else assigns it."""
         check_transition(ALLOWED, "body splitter", self._state, state)
         self._state = state

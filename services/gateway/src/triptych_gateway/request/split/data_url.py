@@ -1,4 +1,4 @@
-"""`data:` URLs, strictly: what is not exactly a base64 data URL of the part's type is refused."""
+"""Data URLs, read strictly: only an exact base64 `data:` URL of the part's type is accepted."""
 
 import binascii
 import re
@@ -13,7 +13,7 @@ _PIECE_CHARS = 64 << 10  # decoded at once: no second copy of all of it, and oth
 
 
 def check_data_url(url: str, path: str, modality: Modality) -> None:
-    """Whether `url` is of this kind at all.
+    """Refuse a `url` that is no data URL at all.
 
     Raises:
         RequestError: 400.
@@ -24,10 +24,10 @@ def check_data_url(url: str, path: str, modality: Modality) -> None:
 
 
 def decode_data_url(url: str, path: str, modality: Modality, max_bytes: int) -> bytes:
-    """Bytes of media given as a data URL.
+    """Return the bytes of media given as a data URL.
 
     Args:
-        path: where the URL stands in the request; errors name it.
+        path: place of the URL in the request, for errors.
 
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
@@ -36,7 +36,7 @@ def decode_data_url(url: str, path: str, modality: Modality, max_bytes: int) -> 
 
 
 def check_decoded(content: bytes, head: str, path: str, modality: Modality, max_bytes: int) -> bytes:
-    """The same for media that were decoded while they came. `head`: what came before their base64."""
+    """Check media that were decoded on arrival; `head` is the text before their base64."""
     if head:
         _head_end(head, path, modality)
     if len(content) > max_bytes:
@@ -57,7 +57,7 @@ def _head_end(url: str, path: str, modality: Modality) -> int:
 
 
 def decode_base64(text: str, start: int, path: str, modality: Modality, max_bytes: int) -> bytes:
-    """Bytes of media whose base64 begins at `start`. Raises as `decode_data_url` does."""
+    """Return the bytes of base64 that begins at `start`. Raises as `decode_data_url` does."""
     if (len(text) - start) // 4 * 3 > max_bytes + 2:
         raise too_large(path, max_bytes)
     media = _decoded(text, start)
@@ -66,12 +66,12 @@ def decode_base64(text: str, start: int, path: str, modality: Modality, max_byte
     if len(media) > max_bytes:
         raise too_large(path, max_bytes)
     if not media:
-        raise RequestError(400, f"invalid_{modality}", f"{path} holds no data", path)
+        raise RequestError(400, f"invalid_{modality}", f"{path} is empty", path)
     return media
 
 
 def _decoded(text: str, start: int) -> bytes | None:
-    """In pieces, without a second copy of the text; what is odd is judged by `binascii` as a whole."""
+    """Decode in pieces, without a second copy of the text; `binascii` judges odd text as a whole."""
     decoder = Base64Decoder()
     try:
         pieces = (
@@ -85,5 +85,5 @@ def _decoded(text: str, start: int) -> bytes | None:
 
 
 def too_large(path: str, max_bytes: int) -> RequestError:
-    """413 for one media item."""
+    """Return the 413 for one media item."""
     return RequestError(413, "media_too_large", f"{path} is larger than {max_bytes} bytes", path)

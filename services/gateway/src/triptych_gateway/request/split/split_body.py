@@ -1,4 +1,4 @@
-"""A body without its media: JSON text with a marker in the place of each, and their bytes beside it.
+"""Body without its media: JSON text with a marker in the place of each, and their bytes beside it.
 
     as sent   … "url":"data:image/png;base64,iVBORw0KGgo…ggg==" …      "data":"UklGRiQ…" …
     text      … "url":"data:image/png;base64,<marker>" …               "data":"<marker>" …
@@ -16,7 +16,7 @@ PIECE_BYTES = 48 << 10  # put back at once: no remainder modulo three
 
 @dataclass(slots=True)
 class BodyMedia:
-    """One item that was cut out. The bytes can be written as they were sent."""
+    """One item that was cut out. Its bytes can be written as they were sent."""
 
     head: str  # as a data URL has before its base64; "": none
     marker: str
@@ -28,17 +28,17 @@ class BodyMedia:
 
     @property
     def text(self) -> str:
-        """The JSON string that stands in its place."""
+        """JSON string in the place of the media."""
         return self.head + self.marker
 
     @property
     def num_chars(self) -> int:
-        """Of the JSON string that was sent."""
+        """Characters of the JSON string that was sent."""
         return len(self.head) + (len(self.content) - self.num_rest_bytes) // 3 * 4 + len(self.rest)
 
 
 class SplitBody:
-    """What a `BodySplitter` makes. With `is_odd` it must be put back before anything reads it."""
+    """Result of a `BodySplitter`. With `is_odd` it must be put back before anything reads it."""
 
     def __init__(self, text: bytearray, media: list[BodyMedia], num_bytes: int, *, is_odd: bool) -> None:
         self.text = text
@@ -51,11 +51,11 @@ class SplitBody:
         return len(self._media)
 
     def media_by_text(self) -> Mapping[str, BodyMedia]:
-        """By the JSON string that stands for each."""
+        """Media by the JSON string that stands for each."""
         return {media.text: media for media in self._media}
 
     def put_back(self) -> bytearray:
-        """The body as it was sent. This one is empty then: no bytes are held twice for long."""
+        """Return the body as sent. This one is empty then: no bytes are held twice for long."""
         if not self._media:
             return self.text
         raw, position = bytearray(), 0

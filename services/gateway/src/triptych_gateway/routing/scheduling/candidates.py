@@ -1,4 +1,4 @@
-"""The request and the instances as filters, scorers and pickers see them."""
+"""Request and instances as filters, scorers and pickers see them."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks
 
 @dataclass(frozen=True)
 class RoutingRequest:
-    """What is known of a request before an instance is chosen for it."""
+    """Facts about a request before an instance is chosen for it."""
 
     model: str  # or a LoRA adapter
-    session: str = ""  # what its caller calls the conversation, with the tenant's salt; "": nothing
+    session: str = ""  # caller's name of the conversation, with the tenant's salt; "": none
     items: tuple[MmHash, ...] = ()
     num_prompt_bytes: int = 0  # of text
     read_prompt: Callable[[], PromptBlocks] = PromptBlocks
@@ -23,7 +23,7 @@ class RoutingRequest:
 
     @cached_property
     def prompt(self) -> PromptBlocks:
-        """Only read where there is a choice."""
+        """Blocks of the prompt, computed only if there is a choice."""
         return self.read_prompt()
 
     @property
@@ -33,12 +33,12 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance that could serve the request, with what this gateway knows of it."""
+    """Instance that could serve the request, with what this gateway knows of it."""
 
     record: InstanceRecord
     num_requests: int = 0  # in flight there, of all gateways
     num_prompt_bytes: int = 0  # of this gateway's requests there
-    kv_usage: float | None = None  # 0 to 1; None: it does not say
+    kv_usage: float | None = None  # 0 to 1; None: not announced
     is_suspect: bool = False
     picked_at: int = 0  # the how many-th choice, of all instances
     prefix_share: Callable[[PromptBlocks], float] = lambda prompt: 0.0
@@ -47,22 +47,22 @@ class Candidate:
 
 
 class Filter(Protocol):
-    """Leaves candidates out, unless all of them would be."""
+    """Filter that leaves candidates out, unless none would remain."""
 
     def keeps(self, candidate: Candidate) -> bool: ...
 
 
 class Scorer(Protocol):
-    """One reason for an instance."""
+    """Scorer by one property of instances."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
-        """Of each candidate, in their order: from 0, nothing speaks for it, to 1."""
+        """Return a score for each candidate in order: from 0 (worst) to 1 (best)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredCandidate:
-    """`parts`: score times weight, by the scorer's name."""
+    """Candidate with `parts`: score times weight, by the scorer's name."""
 
     candidate: Candidate
     parts: Mapping[str, float]
@@ -73,8 +73,8 @@ class ScoredCandidate:
 
 
 class Picker(Protocol):
-    """Chooses one."""
+    """Picker of one scored candidate."""
 
     def pick(self, scored: Sequence[ScoredCandidate]) -> ScoredCandidate:
-        """`scored`: at least one."""
+        """Return one of `scored`, which is not empty."""
         ...

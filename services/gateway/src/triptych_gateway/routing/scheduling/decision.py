@@ -1,4 +1,4 @@
-"""RoutingDecision: the chosen instance, the runner-up, and what made the difference."""
+"""RoutingDecision: the chosen instance, the runner-up, and the deciding score."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ MAX_EXPLANATION = 400
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """Of one choice."""
+    """Chosen instance, runner-up and reason of one choice."""
 
     stage: str
     chosen: ScoredCandidate
     runner_up: ScoredCandidate | None  # the best of the others that no filter left out
-    reason: str  # the scorer that speaks most for the chosen one against the runner-up, or one of the above
-    prefix_share: float | None = None  # that the chosen one was sent before; None: nobody looked
+    reason: str  # scorer with the largest gain over the runner-up, or one of the above
+    prefix_share: float | None = None  # share of the prompt sent before; None: not computed
 
     @property
     def record(self) -> InstanceRecord:
@@ -25,7 +25,7 @@ class RoutingDecision:
 
     @property
     def explanation(self) -> str:
-        """For people: `pd-0 2.5 (prefix 1.5, queue 1); pd-1 1 (queue 1)`."""
+        """Explanation for people: `pd-0 2.5 (prefix 1.5, queue 1); pd-1 1 (queue 1)`."""
         shown = [_shown(each) for each in (self.chosen, self.runner_up) if each is not None]
         return "; ".join(shown)[:MAX_EXPLANATION]
 
@@ -37,7 +37,7 @@ def _shown(scored: ScoredCandidate) -> str:
 
 
 def reason_for(chosen: ScoredCandidate, runner_up: ScoredCandidate | None) -> str:
-    """What made the difference."""
+    """Return the scorer that decided, or another reason."""
     if runner_up is None:
         return ONLY
     if chosen.total == runner_up.total:

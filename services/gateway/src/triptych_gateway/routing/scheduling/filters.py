@@ -1,6 +1,6 @@
-"""Filters: which candidates are left out while others are there.
+"""Filters: leave candidates out while others remain.
 
-What an instance must have to serve a request at all is none of their business: `router` has that.
+`router` checks what an instance needs to serve a request at all.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FilterName = Literal["suspect", "full"]
 
 @dataclass(frozen=True, slots=True)
 class SuspectFilter:
-    """Not those that could not be reached a moment ago."""
+    """Leave out instances that could not be reached a moment ago."""
 
     def keeps(self, candidate: Candidate) -> bool:
         return not candidate.is_suspect
@@ -21,7 +21,7 @@ class SuspectFilter:
 
 @dataclass(frozen=True, slots=True)
 class FullFilter:
-    """Not those whose KV cache is used up, as far as they say."""
+    """Leave out instances that announce a full KV cache."""
 
     full_above: float
 
@@ -30,5 +30,5 @@ class FullFilter:
 
 
 def make_filter(name: FilterName, full_above: float) -> Filter:
-    """The filter of this name."""
+    """Return the filter called `name`."""
     return SuspectFilter() if name == "suspect" else FullFilter(full_above)

@@ -1,8 +1,8 @@
-"""InstanceState: what this gateway knows of one instance: its requests there, its load, what it was sent.
+"""InstanceState: this gateway's facts about one instance: its requests there, load, and prompts sent.
 
-The load is shared: an instance announces with each heartbeat how many requests it has, of all gateways. What
-this gateway had there at most since the heartbeat before is not another's; the rest is, and counts until the
-next heartbeat. This gateway's own requests count exactly.
+The load is shared: an instance announces with each heartbeat how many requests it has, of all gateways. The
+most that this gateway had there since the previous heartbeat is subtracted; the rest is other gateways' and
+counts until the next heartbeat. This gateway's own requests count exactly.
 """
 
 from collections.abc import Hashable
@@ -15,8 +15,8 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
 from triptych_gateway.routing.scheduling.prefix_memory import PrefixMemory
 
-MAX_ITEMS = 4096  # that an instance is taken to hold: their tensors are in its caches, or were
-MAX_ADAPTERS_IN_USE = 4  # likewise: vLLM keeps few of those that are loaded where they compute
+MAX_ITEMS = 4096  # items that an instance is assumed to hold, in its caches
+MAX_ADAPTERS_IN_USE = 4  # adapters in use: vLLM keeps few of the loaded ones where they compute
 LOAD_TTL_S = 5.0  # of an announced load: Redis may be away
 
 Key = TypeVar("Key", bound=Hashable)
@@ -37,14 +37,14 @@ class _RecentKeys(Generic[Key]):
 
 
 class _New(NamedTuple):
-    """What an instance was sent by one request, and not before."""
+    """Blocks and items that one request sent to an instance for the first time."""
 
     chains: tuple[int, ...]  # of blocks of its prompt
     items: tuple[MmHash, ...]
 
 
 class _Sent:
-    """What one life of an instance was sent."""
+    """Blocks and items sent to one incarnation of an instance."""
 
     def __init__(self) -> None:
         self.prefixes = PrefixMemory()
@@ -53,7 +53,7 @@ class _Sent:
 
 
 class InstanceState:
-    """`now`: monotonic seconds."""
+    """State of one instance; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self.num_in_flight = 0  # of this gateway
@@ -69,7 +69,7 @@ class InstanceState:
         self._new: dict[int, _New] = {}  # by the requests in flight, as objects
 
     def observe(self, record: InstanceRecord, now: float) -> None:
-        """The record as the registry has it."""
+        """Record the registry's record of the instance."""
         if record.boot_id != self._boot_id:
             self._boot_id, self._beat = record.boot_id, 0
             self._announced_at = float("-inf")
@@ -95,7 +95,7 @@ class InstanceState:
         self._new[id(request)] = _New(chains, items)
 
     def end_request(self, request: RoutingRequest | None, *, is_computed: bool = True) -> None:
-        """`is_computed`: False: it failed before any answer, so what it was sent is not held there."""
+        """End a request; `is_computed` False means no answer, so that the instance does not hold it."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
         if request is None:
             return
@@ -107,11 +107,11 @@ class InstanceState:
                 self._sent.items.drop(mm_hash)
 
     def num_requests(self, now: float) -> int:
-        """In flight there, of all gateways, as far as it is known."""
+        """Return the requests in flight there, of all gateways as far as known."""
         return self.num_in_flight + (self._num_others if self._is_load_known(now) else 0)
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
-        """For one choice."""
+        """Return the candidate for one choice."""
         load = record.load if self._is_load_known(now) else None
         return Candidate(
             record,
@@ -126,5 +126,5 @@ class InstanceState:
         )
 
     def _is_load_known(self, now: float) -> bool:
-        """Its last announcement is not long ago."""
+        """Return whether the last announcement of the load is recent."""
         return now - self._announced_at < LOAD_TTL_S

@@ -1,4 +1,4 @@
-"""Pickers: which of the scored candidates it is."""
+"""Pickers: choose among the scored candidates."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ PickerName = Literal["best", "weighted_random"]
 
 @dataclass(frozen=True, slots=True)
 class BestPicker:
-    """The highest score; of equal ones the one that was chosen least recently."""
+    """Picker of the highest score, and among equal ones of the least recently chosen."""
 
     def pick(self, scored: Sequence[ScoredCandidate]) -> ScoredCandidate:
         return min(scored, key=lambda each: (-each.total, each.candidate.picked_at))
@@ -20,7 +20,7 @@ class BestPicker:
 
 @dataclass(frozen=True, slots=True)
 class WeightedRandomPicker:
-    """By chance, in proportion to the scores; where all are 0, all alike."""
+    """Picker by chance, in proportion to the scores; if all are 0, with equal chances."""
 
     source: random.Random = field(default_factory=random.Random)
 
@@ -30,5 +30,5 @@ class WeightedRandomPicker:
 
 
 def make_picker(name: PickerName) -> Picker:
-    """The picker of this name."""
+    """Return the picker called `name`."""
     return BestPicker() if name == "best" else WeightedRandomPicker()

@@ -20,7 +20,7 @@ from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """One per stage."""
+    """Routing policy of one stage."""
 
     stage: str
     filters: tuple[Filter, ...]
@@ -37,7 +37,7 @@ class RoutingPolicy:
         )
 
     def decide(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> RoutingDecision:
-        """`candidates`: at least one. Each of them could serve the request."""
+        """Decide among `candidates`, not empty, each of which could serve the request."""
         kept = candidates
         for each in self.filters:
             kept = [candidate for candidate in kept if each.keeps(candidate)] or kept

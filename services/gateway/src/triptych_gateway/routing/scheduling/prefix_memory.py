@@ -1,6 +1,7 @@
-"""PrefixMemory: the blocks of prompts that an instance was sent lately, least recently used ones dropped.
+"""PrefixMemory: blocks of prompts sent to an instance, least recently used ones dropped.
 
-As vLLM does it, the end of a prompt goes before its beginning. So this is about what its prefix cache holds.
+As in vLLM, the end of a prompt is dropped before its beginning. So this approximates the content of its
+prefix cache.
 """
 
 from collections import OrderedDict
@@ -9,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlock, PromptBlocks
 
 BYTES_PER_TOKEN = 4  # of a text, about
-DEFAULT_BYTES = 4 << 20  # of prompts, where an instance does not say what it holds
+DEFAULT_BYTES = 4 << 20  # of prompts, without an announced capacity
 MAX_BLOCKS = 65_536  # whatever it holds: about 10 MB of this gateway
 
 
 class PrefixMemory:
-    """Of one instance."""
+    """Memory of prompts sent to one instance."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._sizes: OrderedDict[int, int] = OrderedDict()  # of blocks by chain; the latest used last
@@ -26,12 +27,12 @@ class PrefixMemory:
         return len(self._sizes)
 
     def set_capacity(self, kv_cache_tokens: int | None) -> None:
-        """What the instance announces that it holds."""
+        """Set the capacity that the instance announces."""
         self._max_bytes = DEFAULT_BYTES if kv_cache_tokens is None else kv_cache_tokens * BYTES_PER_TOKEN
         self._trim()
 
     def remember(self, blocks: Sequence[PromptBlock]) -> tuple[int, ...]:
-        """A prompt of these blocks goes to the instance. Returns the chains that are new."""
+        """Remember a prompt that goes to the instance; return the chains that are new."""
         new = tuple(block.chain for block in blocks if block.chain not in self._sizes)
         for block in reversed(blocks):
             if block.chain in self._sizes:
@@ -43,12 +44,12 @@ class PrefixMemory:
         return new
 
     def forget(self, chains: Iterable[int]) -> None:
-        """They were never computed."""
+        """Forget chains that were never computed."""
         for chain in chains:
             self._num_bytes -= self._sizes.pop(chain, 0)
 
     def share_of(self, prompt: PromptBlocks) -> float:
-        """How much of the prompt it was sent before, from the beginning: 0 to 1."""
+        """Return the share of the prompt, from the beginning, that was sent before: 0 to 1."""
         known = 0
         for block in prompt.blocks:
             if block.chain not in self._sizes:
@@ -57,7 +58,7 @@ class PrefixMemory:
         return known / prompt.num_bytes if known else 0.0
 
     def clear(self) -> None:
-        """It has started anew."""
+        """Forget everything, since the instance was restarted."""
         self._sizes.clear()
         self._num_bytes = 0
 

@@ -1,4 +1,4 @@
-"""The file of routing profiles (YAML; `docs/routing.md`).
+"""File of routing profiles (YAML; `docs/guide/routing.md`).
 
     default:                       # what no stage says otherwise
       weights: {prefix: 2, queue: 3}
@@ -24,14 +24,14 @@ STAGES = tuple(name for name in RoutingProfiles.model_fields if name != "default
 
 
 class RoutingFileError(TriptychError):
-    """The file cannot be used as it is."""
+    """The file of routing profiles cannot be used as it is."""
 
 
 def read_profiles(path: Path | None) -> RoutingProfiles:
-    """Those of the file; without one the built-in ones.
+    """Return the profiles of the file, or the built-in ones.
 
     Raises:
-        RoutingFileError: it is missing or malformed, or has a field or a value that there is not.
+        RoutingFileError: it is missing or malformed, or has an unknown field or value.
     """
     if path is None:
         return BUILT_IN
@@ -51,7 +51,7 @@ def read_profiles(path: Path | None) -> RoutingProfiles:
 
 
 def _changed(said: RoutingProfiles) -> RoutingProfiles:
-    """The built-in profiles, with what the file says of stages."""
+    """Return the built-in profiles, changed by the file's stages."""
     changes: dict[str, StageProfile] = {
         stage: getattr(BUILT_IN, stage).changed_by(getattr(said, stage)) for stage in STAGES
     }

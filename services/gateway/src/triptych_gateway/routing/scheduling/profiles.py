@@ -1,4 +1,4 @@
-"""Weights, filters and picker of each stage, and those that count where no file says otherwise."""
+"""Routing profiles: weights, filters and picker of each stage, and the built-in ones."""
 
 from collections.abc import Mapping
 from typing import Annotated, Self
@@ -16,7 +16,7 @@ Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
 
 class StageProfile(BaseModel):
-    """How instances are chosen for one stage."""
+    """Profile of one stage's choice."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,18 +30,18 @@ class StageProfile(BaseModel):
     def _check_names(cls, weights: Mapping[str, float]) -> Mapping[str, float]:
         unknown = sorted(weights.keys() - SCORERS.keys())
         if unknown:
-            raise ValueError(f"no scorer is called {unknown[0][:100]}; there are {', '.join(SCORERS)}")
+            raise ValueError(f"unknown scorer {unknown[0][:100]}; there are {', '.join(SCORERS)}")
         return weights
 
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, filters: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(filters)) < len(filters):
-            raise ValueError("a filter stands there twice")
+            raise ValueError("a filter is listed twice")
         return filters
 
     def changed_by(self, other: "StageProfile") -> Self:
-        """With what `other` says; weights one by one."""
+        """Return this profile with the fields of `other`, and its weights one by one."""
         said = {name: getattr(other, name) for name in other.model_fields_set}
         if "weights" in said:
             said["weights"] = {**self.weights, **said["weights"]}
@@ -49,7 +49,7 @@ class StageProfile(BaseModel):
 
 
 class RoutingProfiles(BaseModel):
-    """What a file may say. A stage has what it does not say itself from `default`."""
+    """Profiles of a file. A stage takes missing fields from `default`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

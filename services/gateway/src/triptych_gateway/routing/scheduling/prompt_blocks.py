@@ -2,7 +2,7 @@
 
 The gateway has no tokenizer, so it goes by the bytes of what the model reads, in the order of the
 conversation. A media item ends a block, with its mm_hash. Blocks grow with their place, so that a long prompt
-has few; what is left behind the last whole block is part of none.
+has few; the rest after the last whole block is part of none.
 
 Python's own hash is used: it is keyed by process, and it is faster than a hash over several processes. A
 collision costs a bad choice, and no more.
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from triptych_common.protocol.ids import MmHash
 
 ITEM_BYTES = 2048  # that an item counts for: its tokens are not known here
-MAX_PREFIX_BYTES = 1 << 20  # what comes behind makes no difference
+MAX_PREFIX_BYTES = 1 << 20  # bytes beyond this make no difference
 _SIZES = ((64, 128), (192, 512))  # (up to this block, bytes of each); then:
 _LAST_SIZE = 4096
 
 
 class PromptBlock(NamedTuple):
-    """One piece of a prompt, behind all that comes before it."""
+    """One piece of a prompt, hashed with all that comes before it."""
 
     chain: int
     num_bytes: int
@@ -29,17 +29,17 @@ class PromptBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """Of one prompt. `num_bytes`: as far as it counts, also of what is part of no block."""
+    """Blocks of one prompt; `num_bytes` includes counted bytes outside of blocks."""
 
     blocks: tuple[PromptBlock, ...] = ()
     num_bytes: int = 0
 
 
 def divide_prompt(parts: Iterable[bytes | MmHash], seed: Hashable) -> PromptBlocks:
-    """The blocks of a prompt that is these texts and items. 100 KB take 0.1 ms.
+    """Return the blocks of a prompt of these texts and items. 100 KB take 0.1 ms.
 
     Args:
-        seed: what must be alike besides: model or LoRA adapter, namespace digest, the tenant's salt.
+        seed: further parts of the identity: model or LoRA adapter, namespace digest, the tenant's salt.
     """
     blocks: list[PromptBlock] = []
     chain, rest, num_bytes = hash(seed), b"", 0

@@ -1,4 +1,4 @@
-"""How many requests an instance works on at once: more for larger machines in a mixed fleet."""
+"""Score by the number of requests an instance works on at once, for larger machines in a mixed fleet."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class HardwareScorer:
-    """In proportion to the largest; GPUs' multiprocessors count where every candidate announces them."""
+    """Share of the largest; GPUs' multiprocessors count if every candidate announces them."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         sizes = [_num_multiprocessors(each) for each in candidates]

@@ -1,4 +1,4 @@
-"""Room in an instance's KV cache, as it says."""
+"""Score by free room in an instance's KV cache, as it announces."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class KvScorer:
-    """1: nothing of it is in use, or it does not say."""
+    """Free share of the KV cache; 1 without an announcement."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         return [1.0 if each.kv_usage is None else 1.0 - each.kv_usage for each in candidates]

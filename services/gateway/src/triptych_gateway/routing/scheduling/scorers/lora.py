@@ -1,4 +1,4 @@
-"""The LoRA adapter that the request names, in use at an instance lately.
+"""Score by recent use of the request's LoRA adapter at an instance.
 
 All candidates have loaded it. vLLM keeps few of those where they compute, and copies another one there when
 it is named.
@@ -10,7 +10,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class LoraScorer:
-    """1: it is; also for all, where the request names no adapter."""
+    """Score 1 for recent use, and for all if the request names no adapter."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         return [

@@ -1,4 +1,4 @@
-"""The request's items that an instance was sent before: its caches may hold their tensors or tokens."""
+"""Score by the request's items that an instance was sent before: its caches may hold them."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class MediaScorer:
-    """The share of them; 0 for all where the request has none."""
+    """Share of the items; 0 for all if the request has none."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         items = set(request.items)

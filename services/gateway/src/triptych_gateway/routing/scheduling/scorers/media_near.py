@@ -1,4 +1,4 @@
-"""The request's items that the instance's store has, so that none must come from another host."""
+"""Score by the request's items in the instance's store, so that none must come from another host."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class MediaNearScorer:
-    """The share of them; 0 for all where the request has none, or one store is registered."""
+    """Share of the items; 0 for all without items, or with one registered store."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         items = set(request.items)

@@ -1,7 +1,6 @@
-"""How much of the prompt an instance was sent before: about what its prefix cache has.
+"""Score by the share of the prompt that an instance was sent before: about its prefix cache.
 
-A small share counts for nothing: a beginning that all prompts have alike would bring all of them to one
-instance.
+A small share counts as 0: a beginning that all prompts share would bring all of them to one instance.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ MIN_SHARE = 0.25
 
 
 class PrefixScorer:
-    """1: all of it."""
+    """Known share of the prompt; 1 is all of it."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         shares = [each.prefix_share(request.prompt) for each in candidates]

@@ -1,7 +1,7 @@
-"""The instance that a conversation belongs to, by what its caller calls it.
+"""Score by the instance that a conversation belongs to, by its caller's name for it.
 
-By rendezvous hashing: all gateways find the same one, and when an instance comes or goes, only the
-conversations that are or were its own move.
+Rendezvous hashing gives all gateways the same instance, and when an instance comes or goes, only its own
+conversations move.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingReq
 
 
 class SessionScorer:
-    """1 for one of them; 0 for all, where the caller has named no conversation."""
+    """Score 1 for the conversation's instance; 0 for all if the caller names no conversation."""
 
     def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         if not request.session:

@@ -1,4 +1,4 @@
-"""All scorers by name: the names that a file of routing profiles gives weights to."""
+"""Table of all scorers by name: a file of routing profiles gives weights to these names."""
 
 from collections.abc import Mapping
 
