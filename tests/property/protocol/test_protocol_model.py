@@ -6,13 +6,19 @@ differ from the usual order in few places, with a fault at every place; and rand
 docs/design/protocol_model.md has the figures.
 """
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.support.protocol_world.config import FAULTS, TOWER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
 from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
+from tests.support.protocol_world.virtual_loop import virtual_time
+from tests.support.protocol_world.world import World
 from triptych_common.protocol.steps import FABRIC_STEPS, STEPS
 
 ONE = Config(requests=((0,),), rows=(2,))
@@ -171,3 +177,52 @@ def test_random_orders_with_many_faults_take_every_kind_of_step() -> None:
     faults = (*FAULTS, *TOWER_FAULTS)
     rare = {**dict.fromkeys(KINDS, RARE), **of_faults(faults, [*SYSTEMS.values()])}
     take_every_kind(KINDS, SYSTEMS.values(), faults, NUM_WALKS, rare)
+
+
+class ProtocolMachine(RuleBasedStateMachine):
+    """Hypothesis draws the orders, and makes the ones that fail short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = ExitStack()
+        self.held.enter_context(virtual_time())
+        self.world = World(ONE)
+
+    @initialize(system=st.sampled_from(sorted(SYSTEMS)), is_coarse=st.booleans())
+    def start(self, system: str, is_coarse: bool) -> None:
+        self.world.close()
+        self.world = World(replace(SYSTEMS[system], is_coarse=is_coarse, faults=FAULTS, max_faults=5))
+
+    @rule(data=st.data())
+    def steps(self, data: st.DataObject) -> None:
+        for index in data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12)):
+            enabled = [each for each in self.world.enabled() if not each.is_fault]
+            if not enabled:
+                return
+            self.take(enabled[index % len(enabled)].key)
+
+    @precondition(lambda self: any(each.is_fault for each in self.world.enabled()))
+    @rule(data=st.data())
+    def fault(self, data: st.DataObject) -> None:
+        faults = [each.key for each in self.world.enabled() if each.is_fault]
+        self.take(data.draw(st.sampled_from(faults)))
+
+    def take(self, key: object) -> None:
+        self.world.take(key)  # type: ignore[arg-type]
+        self.world.check()
+
+    def teardown(self) -> None:
+        with self.held:
+            for _ in range(5000):
+                enabled = [each for each in self.world.enabled() if not each.is_fault]
+                if not enabled:
+                    break
+                self.take(enabled[0].key)
+            else:
+                raise AssertionError("it never ends")
+            self.world.check_quiet()
+            self.world.close()
+
+
+TestProtocol = ProtocolMachine.TestCase
+TestProtocol.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
