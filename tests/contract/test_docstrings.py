@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.product_sources import ROOT, SOURCES
 
-COVERED = ("libs/common", "services/gateway")
+COVERED = ("libs", "services")
 """Folders whose docstrings keep the rule; the others are still to be written anew."""
 
 LEANS = re.compile(
