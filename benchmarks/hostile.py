@@ -40,6 +40,8 @@ from triptych_cli.settings import DEFAULT_MODEL
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from hostile_bench.fuzzing import fuzz_system  # noqa: E402
+from tests.support.hostile.loop_probe import probe_environment  # noqa: E402
 from tests.support.real.system import System, running_system  # noqa: E402
 
 CHAT = "/chat/completions"
@@ -289,11 +291,27 @@ def _write_keys(folder: Path) -> tuple[Path, list[str]]:
     return file, keys
 
 
+def _fuzz(system: System, probed: Path, key: str, options: argparse.Namespace) -> int:
+    seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
+    print(f"--seed {seed}", flush=True)
+    figures, faults = asyncio.run(
+        fuzz_system(system, probed, key, minutes=options.fuzz_minutes, seed=seed, settle_s=options.settle_s)
+    )
+    print(json.dumps(figures, indent=1))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if options.json:
+        write_json(options.json, {"faults": faults, **figures})
+    return 1 if faults else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench hostile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle-s", type=float, default=10.0, help="seconds behind the last attack")
     parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--fuzz-minutes", type=float, help="send hostile values in every field instead")
+    parser.add_argument("--seed", type=int, help="of --fuzz-minutes; without it a new one, which is printed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         file, keys = _write_keys(Path(folder))
@@ -302,7 +320,10 @@ def main() -> int:
             f"--encoder-args={ENGINE_ARGS}",
             f"--prefill-decode-args={ENGINE_ARGS}",
         )
-        with running_system(*args, model=DEFAULT_MODEL, TRIPTYCH_API_KEYS_FILE=str(file)) as system:
+        env = {"TRIPTYCH_API_KEYS_FILE": str(file), **probe_environment(Path(folder))}
+        with running_system(*args, model=DEFAULT_MODEL, **env) as system:
+            if options.fuzz_minutes is not None:
+                return _fuzz(system, Path(folder), keys[0], options)
             found, faults = asyncio.run(measure(system, keys, options.rounds, options.settle_s))
     for name, outcome in found:
         faults += [f"beside {name}: {fault}" for fault in outcome.neighbour_faults]
