@@ -12,6 +12,7 @@ scheduling/    the choice among instances that could all serve a request: scorer
 router         the choice among its records: those that can, and of them the policy's; pure
 routing_report what it tells metrics and traces
 instances      what all requests share, which variants one may go to, and how long it waits for an instance
+lost_requests  requests with which instances have ended: the same one again is refused
 ways           whole, or prefill and decode at two instances; pure
 routes         one request's choice: its instances, and others where one fails
 """
