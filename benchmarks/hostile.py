@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hostile_bench.fuzzing import fuzz_system  # noqa: E402
+
 from tests.support.hostile.loop_probe import probe_environment  # noqa: E402
 from tests.support.real.system import System, running_system  # noqa: E402
 

@@ -11,8 +11,8 @@ from typing import Any
 from hostile_bench.processes import Growth, loops_of, memory_of
 from tests.support.hostile.fields import HostileRequest, HostileRequests, targets
 from tests.support.hostile.fuzzing import FuzzOutcome, fuzz
+from tests.support.hostile.loop_probe import reset_stops
 from tests.support.real.system import System
-
 from triptych_cli.settings import DEFAULT_MODEL
 
 MAX_STOP_S = 0.25  # of CPU, of an event loop
@@ -35,12 +35,18 @@ async def fuzz_system(
 
     async def send(some: Iterator[HostileRequest], outcome: FuzzOutcome) -> None:
         await fuzz(
-            system.base_url.removesuffix("/v1"), some, seed=seed, num_at_once=NUM_AT_ONCE, key=key, outcome=outcome
+            system.base_url.removesuffix("/v1"),
+            some,
+            seed=seed,
+            num_at_once=NUM_AT_ONCE,
+            key=key,
+            outcome=outcome,
         )
 
     outcome = FuzzOutcome()
     await send(itertools.islice(requests(ends_at), WARM_UP), outcome)
     growth = Growth.of(system)
+    await reset_stops(probed)
 
     async def watch() -> None:
         while True:
@@ -58,7 +64,9 @@ async def fuzz_system(
             if each["cpu_s"] > MAX_STOP_S:
                 under_way = "\n    ".join(outcome.at(each["at"], each["wall_s"])[:6])
                 stack = "\n    ".join(each["stack"])
-                faults.append(f"{name} stopped for {each['cpu_s']:.3f} s of CPU:\n    {under_way}\n    {stack}")
+                faults.append(
+                    f"{name} stopped for {each['cpu_s']:.3f} s of CPU:\n    {under_way}\n    {stack}"
+                )
     after = memory_of(system)
     figures = {
         "seed": seed,
@@ -81,5 +89,7 @@ async def fuzz_system(
 
 def _without_stops(stops: Any) -> dict[str, float]:
     return {
-        name: round(value, 3) for name, value in asdict(stops).items() if name in ("longest_cpu_s", "longest_wall_s")
+        name: round(value, 3)
+        for name, value in asdict(stops).items()
+        if name in ("longest_cpu_s", "longest_wall_s")
     }

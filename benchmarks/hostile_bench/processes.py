@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
 from tests.support.hostile.loop_probe import LoopStops, read_stops
 from tests.support.real.system import System
 

@@ -44,15 +44,28 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
 }
 # What has been slow somewhere: expressions of vLLM's, of ours, of xgrammar's; the tokenizer; the template.
 _TEXTS = (
-    "a", " ", "1/", "(", "((a|b)*", "[", "{", '{"a":', "input_value={'error': {", "\\", "\x00", "é", "\U0001f600",
-    "\ud800", "\n", "0", "9" * 40, "x{1,200}", "(a|", "<|image_pad|>", "<tool_call>", "data:", "data:image/png;base64,AAAA",
-    "http://a/", "A" * 64 + " ", "{{", "{% for a in b %}", "\u202e", "root ::= root ", "'", '"', "a.", "/../", "%00",
+    "a", " ", "1/", "(", "((a|b)*", "[", "{", '{"a":', "input_value={'error': {", "\\", "\x00", "é",
+    "\U0001f600", "\ud800", "\n", "0", "9" * 40, "x{1,200}", "(a|", "<|image_pad|>", "<tool_call>", "data:",
+    "data:image/png;base64,AAAA", "http://a/", "A" * 64 + " ", "{{", "{% for a in b %}", "\u202e", "a.", "/../",
+    "root ::= root ", "'", '"', "%00",
 )  # fmt: skip
 _NUMBERS = (
     "0", "-0", "-1", "1", "2", "127", "128", "129", "1000", "1e3", "0.5", "-0.5", "1e308", "-1e308", "1e400",
     "2147483648", "9223372036854775808", "-9223372036854775809", "1E+2", "NaN", "Infinity", "true", "false", "null",
 )  # fmt: skip
-_ELEMENTS = ("0", '""', "{}", "[]", "null", "true", '{"type":"text"}', '{"type":5}', '"a"', "[[]]", '{"a":{"b":[]}}')
+_ELEMENTS = (
+    "0",
+    '""',
+    "{}",
+    "[]",
+    "null",
+    "true",
+    '{"type":"text"}',
+    '{"type":5}',
+    '"a"',
+    "[[]]",
+    '{"a":{"b":[]}}',
+)
 _KEYS = ("a", "type", "content", "anyOf", "properties", "$ref", "name", "text", "items", "__class__")
 
 
@@ -149,7 +162,7 @@ class HostileRequests:
         kind, text = self._value(target.schema)
         path = target.endpoint.shown_path
         content_type, body = "application/json", b""
-        parameters = {name: "a" for name in target.endpoint.parameters}
+        parameters = dict.fromkeys(target.endpoint.parameters, "a")
         if target.where == "path":
             parameters[str(target.place[0])] = _in_url(text)
         for name, value in parameters.items():
@@ -234,7 +247,9 @@ class HostileRequests:
         number = self._size(self._max_bytes // (len(element) + 12))
         prefix = self._rng.choice(_KEYS) if self._rng.random() < 0.7 else "k" * self._size(1000)
         number = min(number, self._max_bytes // (len(prefix) + 10) + 1)
-        entries = ",".join(f'"{prefix if index == 0 else f"{prefix}{index}"}":{element}' for index in range(number))
+        entries = ",".join(
+            f'"{prefix if index == 0 else f"{prefix}{index}"}":{element}' for index in range(number)
+        )
         return f"{number} entries {prefix[:20]} of {element[:30]}", "{" + entries + "}"
 
     def _number(self, _: Schema) -> tuple[str, str]:
@@ -270,13 +285,22 @@ class HostileRequests:
             case "anyOf":
                 made = {"anyOf": [{"type": "string", "pattern": f"a{n}"} for n in range(number)]}
             case "pattern":
-                made = {"type": "string", "pattern": self._rng.choice(["(a|b)", "[a-z]{1,9}", "a?", "(", "\\p"]) * number}
+                made = {
+                    "type": "string",
+                    "pattern": self._rng.choice(["(a|b)", "[a-z]{1,9}", "a?", "(", "\\p"]) * number,
+                }
             case "repeat":
                 made = {"type": "string", "maxLength": number, "minLength": number // 2}
             case "refs":
-                made = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"}
+                made = {
+                    "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}},
+                    "$ref": "#/$defs/a",
+                }
             case _:
-                made = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}}
+                made = {
+                    "type": "object",
+                    "additionalProperties": {"type": "array", "items": {"type": "number"}},
+                }
         wrapped: Any = self._rng.choice(
             [
                 made, {"type": "json_schema", "json_schema": {"name": "s", "schema": made}}, {"json": made},
@@ -342,4 +366,3 @@ def _form(target: Target, model: str, text: str) -> bytes:
         head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
         parts.append(head.encode() + content + b"\r\n")
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
-

@@ -47,7 +47,9 @@ class FuzzOutcome:
 
     def at(self, moment: float, seconds: float) -> list[str]:
         """Return which requests were under way when the loop stopped, the latest first."""
-        return [str(each) for each in self.recent if each.began_at < moment and each.ended_at > moment - seconds][::-1]
+        return [
+            str(each) for each in self.recent if each.began_at < moment and each.ended_at > moment - seconds
+        ][::-1]
 
 
 async def fuzz(
@@ -111,7 +113,10 @@ def _note(outcome: FuzzOutcome, each: HostileRequest, began_at: float, status: i
     outcome.statuses[status] += 1
     outcome.by_path[each.target.endpoint.path] += 1
     outcome.fields.add(each.target.field)
-    if outcome.slowest is None or sent.ended_at - sent.began_at > outcome.slowest.ended_at - outcome.slowest.began_at:
+    if (
+        outcome.slowest is None
+        or sent.ended_at - sent.began_at > outcome.slowest.ended_at - outcome.slowest.began_at
+    ):
         outcome.slowest = sent
     if status >= 500:
         outcome.faults.append(f"{sent}: {content[:300]!r}")
@@ -125,7 +130,9 @@ def _is_error(content: bytes) -> bool:
         error = json.loads(content)["error"]
     except (ValueError, TypeError, KeyError):
         return False
-    return len(content) <= MAX_ERROR_BYTES and isinstance(error, dict) and isinstance(error.get("message"), str)
+    return (
+        len(content) <= MAX_ERROR_BYTES and isinstance(error, dict) and isinstance(error.get("message"), str)
+    )
 
 
 def _shown(each: HostileRequest) -> str:

@@ -1,5 +1,6 @@
 """Event loops of other processes, watched from inside by `probe/sitecustomize.py`."""
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ PROBE = Path(__file__).with_name("probe")
 
 @dataclass(frozen=True)
 class LoopStops:
-    """The stops of one process's event loop, since its start."""
+    """The stops of one process's event loop, since its start, or the last reset."""
 
     pid: int
     longest_cpu_s: float  # CPU time of the loop's thread between two beats
@@ -24,6 +25,12 @@ def probe_environment(folder: Path, env: Mapping[str, str] = os.environ) -> dict
     """Return what processes need in their environment to write their stops to `folder`."""
     path = os.pathsep.join(filter(None, [str(PROBE), env.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, "LOOP_PROBE_DIR": str(folder)}
+
+
+async def reset_stops(folder: Path) -> None:
+    """Have all processes that write to `folder` begin to count anew."""
+    (folder / "reset").touch()
+    await asyncio.sleep(1.0)  # each looks twenty times a second
 
 
 def read_stops(folder: Path) -> dict[int, LoopStops]:

@@ -76,7 +76,9 @@ async def test_a_request_ends_two_instances_at_most(
         await many_tries.assert_idle()
 
 
-@pytest.mark.parametrize("beginning", [b"", BEGUN, ANSWERING], ids=["before", "during", "behind the first event"])
+@pytest.mark.parametrize(
+    "beginning", [b"", BEGUN, ANSWERING], ids=["before", "during", "behind the first event"]
+)
 @pytest.mark.parametrize("content", ["x", [IMAGE]], ids=["text", "image"])
 async def test_a_request_that_is_sent_anew_ends_two_instances_at_most(
     many_tries: System, beginning: bytes, content: Any

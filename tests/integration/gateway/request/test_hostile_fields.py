@@ -3,12 +3,9 @@
 CPU time of the loop's thread between two of its timers: the machine's load is no part of it.
 """
 
-import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest

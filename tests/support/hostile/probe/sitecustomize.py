@@ -4,6 +4,8 @@ Python imports this module at the start of each process whose `PYTHONPATH` names
 `LOOP_PROBE_DIR/<pid>.json` for each process that runs `asyncio.Runner`: the longest stop by each clock, and
 for a stop of `STACK_S` or more where the loop's thread was.
 
+When `LOOP_PROBE_DIR/reset` is touched all counts begin anew.
+
 A timer of the loop fires every `BEAT_S`. The thread's CPU time between two beats is what callbacks took
 meanwhile; it does not grow while the thread waits for a core or for the interpreter's lock.
 """
@@ -32,6 +34,7 @@ class Probe:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
         self._loop, self._file = loop, folder / f"{os.getpid()}.json"
+        self._reset_file, self._reset_at = folder / "reset", 0
         self._thread_id = threading.get_ident()
         self._clock_id = time.pthread_getcpuclockid(self._thread_id)
         self._cpu_s = time.clock_gettime(self._clock_id)
@@ -56,7 +59,7 @@ class Probe:
 
     def _look(self) -> None:
         while not self._loop.is_closed():
-            time.sleep(LOOK_S)  # noqa: TID251
+            time.sleep(LOOK_S)
             if not self._stack and time.clock_gettime(self._clock_id) - self._cpu_s > STACK_S / 2:
                 frame = sys._current_frames().get(self._thread_id)
                 if frame is not None:
@@ -64,6 +67,11 @@ class Probe:
                         f"{each.filename}:{each.lineno} {each.name}"
                         for each in traceback.extract_stack(frame)[-MAX_FRAMES:]
                     ]
+            with contextlib.suppress(OSError):  # nothing was reset yet
+                reset_at = self._reset_file.stat().st_mtime_ns
+                if reset_at != self._reset_at:
+                    self._reset_at = reset_at
+                    self._longest_cpu_s, self._longest_wall_s, self._stops = 0.0, 0.0, []
             self._write()
 
     def _write(self) -> None:
@@ -94,5 +102,5 @@ def _install(folder: Path) -> None:
     asyncio.Runner.run = run_probed  # type: ignore[method-assign]
 
 
-if "LOOP_PROBE_DIR" in os.environ:  # noqa: TID251
-    _install(Path(os.environ["LOOP_PROBE_DIR"]))  # noqa: TID251
+if "LOOP_PROBE_DIR" in os.environ:
+    _install(Path(os.environ["LOOP_PROBE_DIR"]))

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.chat.dispatch import Dispatch
@@ -30,6 +31,7 @@ from triptych_gateway.endpoints.table import TOKENIZE_PATH
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
+from triptych_gateway.request.forms.grammar_bounds import named_as_sent
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Instances, Life, life_of
@@ -121,6 +123,8 @@ class Forwarder:
                 self._on_failed(dispatch, route, choice, error)
                 again = None if error.handover is None else choice.pick_decode(route)
                 handover = None if again is None else error.handover
+            except RequestError as error:
+                raise named_as_sent(error, dispatch.request.body) from error
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
