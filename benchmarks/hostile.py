@@ -321,7 +321,7 @@ def main() -> int:
             f"--encoder-args={ENGINE_ARGS}",
             f"--prefill-decode-args={ENGINE_ARGS}",
         )
-        env = {"TRIPTYCH_API_KEYS_FILE": str(file), **probe_environment(Path(folder))}
+        env: Any = {"TRIPTYCH_API_KEYS_FILE": str(file), **probe_environment(Path(folder))}
         with running_system(*args, model=DEFAULT_MODEL, **env) as system:
             if options.fuzz_minutes is not None:
                 return _fuzz(system, Path(folder), keys[0], options)

@@ -46,12 +46,13 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
 _TEXTS = (
     "a", " ", "1/", "(", "((a|b)*", "[", "{", '{"a":', "input_value={'error': {", "\\", "\x00", "é",
     "\U0001f600", "\ud800", "\n", "0", "9" * 40, "x{1,200}", "(a|", "<|image_pad|>", "<tool_call>", "data:",
-    "data:image/png;base64,AAAA", "http://a/", "A" * 64 + " ", "{{", "{% for a in b %}", "\u202e", "a.", "/../",
-    "root ::= root ", "'", '"', "%00",
+    "data:image/png;base64,AAAA", "http://a/", "A" * 64 + " ", "{{", "{% for a in b %}", "\u202e", "a.",
+    "/../", "root ::= root ", "'", '"', "%00",
 )  # fmt: skip
 _NUMBERS = (
     "0", "-0", "-1", "1", "2", "127", "128", "129", "1000", "1e3", "0.5", "-0.5", "1e308", "-1e308", "1e400",
-    "2147483648", "9223372036854775808", "-9223372036854775809", "1E+2", "NaN", "Infinity", "true", "false", "null",
+    "2147483648", "9223372036854775808", "-9223372036854775809", "1E+2", "NaN", "Infinity", "true",
+    "false", "null",
 )  # fmt: skip
 _ELEMENTS = (
     "0",
@@ -103,7 +104,7 @@ class HostileRequest:
 
 def targets() -> list[Target]:
     """Return every place of every endpoint."""
-    found = []
+    found: list[Target] = []
     for endpoint in ENDPOINTS:
         for method in endpoint.methods:
             found += _targets_of(endpoint, method)
@@ -119,11 +120,11 @@ def _targets_of(endpoint: Endpoint, method: str) -> Iterator[Target]:
     yield Target(endpoint, method, (), {}, where)
     if endpoint.form is BodyForm.NONE:
         return
-    schemas: dict[str, Schema] = dict.fromkeys(("model", "no_such_field", *endpoint.inputs), {})
+    schemas: dict[str, Schema] = {each: {} for each in ("model", "no_such_field", *endpoint.inputs)}
     if endpoint.form is BodyForm.JSON:
-        names = (*endpoint.refused_fields, *REFUSED_FIELDS, *STRIPPED_FIELDS, *MIXING_FIELDS)
-        schemas |= dict.fromkeys(names, {})
-        schemas |= dict.fromkeys(endpoint.body.model_fields if endpoint.body is not None else (), {})
+        read = () if endpoint.body is None else endpoint.body.model_fields
+        names = (*endpoint.refused_fields, *REFUSED_FIELDS, *STRIPPED_FIELDS, *MIXING_FIELDS, *read)
+        schemas |= {each: {} for each in names}
     schemas |= endpoint.passed_fields
     for name, schema in schemas.items():
         for place, inner in _places((name,), schema):
@@ -301,22 +302,21 @@ class HostileRequests:
                     "type": "object",
                     "additionalProperties": {"type": "array", "items": {"type": "number"}},
                 }
+        form = {"type": "json_schema", "name": "s", "schema": made}
         wrapped: Any = self._rng.choice(
             [
                 made, {"type": "json_schema", "json_schema": {"name": "s", "schema": made}}, {"json": made},
-                {"type": "json_schema", "name": "s", "schema": made}, {"format": {"type": "json_schema", "name": "s", "schema": made}},
-                [{"type": "function", "function": {"name": "f", "parameters": made}}],
-                [{"type": "function", "name": "f", "parameters": made}], {"regex": str(made.get("pattern", "a{2}"))},
+                form, {"format": form}, [{"type": "function", "function": {"name": "f", "parameters": made}}],
+                [{"type": "function", "name": "f", "parameters": made}],
+                {"regex": str(made.get("pattern", "a{2}"))},
             ]
         )  # fmt: skip
         return f"schema {kind} × {number}", orjson.dumps(wrapped).decode()
 
 
 def _member(schema: Schema, fits: Callable[[Schema], bool]) -> Schema:
-    for each in (schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
-        if fits(each):
-            return each
-    return schema
+    members: list[Schema] = [schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())]
+    return next(filter(fits, members), schema)
 
 
 def _sample(schema: Schema) -> str:

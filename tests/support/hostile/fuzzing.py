@@ -76,7 +76,7 @@ async def fuzz(
         async def send() -> None:
             for each in waiting:
                 gives_up_s = rng.uniform(0.001, 1.0) if rng.random() < HANG_UP_SHARE else None
-                began_at = time.time()  # noqa: DTZ -- compared with other processes'
+                began_at = time.time()
                 try:
                     async with asyncio.timeout(gives_up_s):
                         status, content = await _post(session, base_url, each)
@@ -108,7 +108,7 @@ async def _post(session: aiohttp.ClientSession, base_url: str, each: HostileRequ
 
 
 def _note(outcome: FuzzOutcome, each: HostileRequest, began_at: float, status: int, content: bytes) -> None:
-    sent = Sent(began_at, time.time(), _shown(each), len(each.body), status)  # noqa: DTZ
+    sent = Sent(began_at, time.time(), _shown(each), len(each.body), status)
     outcome.recent.append(sent)
     outcome.statuses[status] += 1
     outcome.by_path[each.target.endpoint.path] += 1

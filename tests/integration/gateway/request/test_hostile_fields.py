@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from fastapi import FastAPI, Request
@@ -63,8 +64,6 @@ async def test_no_field_stops_the_event_loop(
         RepeatingInstance().running(bus),
         process_of(env) as process,
     ):
-        import httpx
-
         async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
 
             async def is_ready() -> bool:

@@ -51,9 +51,7 @@ class Probe:
         self._longest_cpu_s = max(self._longest_cpu_s, cpu_s)
         self._longest_wall_s = max(self._longest_wall_s, wall_s)
         if cpu_s >= STACK_S and len(self._stops) < MAX_STOPS:
-            self._stops.append(
-                {"at": time.time(), "cpu_s": cpu_s, "wall_s": wall_s, "stack": self._stack}  # noqa: DTZ
-            )
+            self._stops.append({"at": time.time(), "cpu_s": cpu_s, "wall_s": wall_s, "stack": self._stack})
         self._stack, self._cpu_s, self._wall_s = [], cpu, now
         self._loop.call_later(BEAT_S, self._beat)
 
@@ -99,7 +97,7 @@ def _install(folder: Path) -> None:
 
         return run(runner, probed(), **kwargs)
 
-    asyncio.Runner.run = run_probed  # type: ignore[method-assign]
+    asyncio.Runner.run = run_probed  # type: ignore[method-assign, assignment]
 
 
 if "LOOP_PROBE_DIR" in os.environ:

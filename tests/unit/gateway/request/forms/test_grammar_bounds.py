@@ -167,7 +167,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @pytest.mark.parametrize(
     ("fields", "sent"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema",
+        ),
         ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
         ({"response_format": {"type": "text"}, "tools": [TOOL]}, "tools[0].function.parameters"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
