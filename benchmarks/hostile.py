@@ -349,7 +349,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench hostile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle-s", type=float, default=10.0, help="seconds behind the last attack")
-    parser.add_argument("--encoders", type=int, default=1, help="0: of --fuzz-minutes alone")
+    parser.add_argument(
+        "--encoders", type=int, choices=(0, 1), default=1, help="0: prefill_decodes encode images themselves"
+    )
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--fuzz-minutes", type=float, help="send hostile values in every field instead")
     parser.add_argument("--seed", type=int, help="of --fuzz-minutes; without it a new one, which is printed")
@@ -358,7 +360,7 @@ def main() -> int:
         file, keys = _write_keys(Path(folder))
         args = (
             "--prefill-decodes=2",
-            f"--encoders={options.encoders}",
+            *(() if options.encoders else ("--encoders=0", "--local-encode=fallback")),
             f"--encoder-args={ENGINE_ARGS}",
             f"--prefill-decode-args={ENGINE_ARGS}",
         )
