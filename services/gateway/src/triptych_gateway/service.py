@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
         config = self.config
         for sock in sockets or ():
             server = await asyncio.get_running_loop().create_server(
-                lambda: config.http_protocol_class(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
                     config=config, server_state=self.server_state, app_state=self.lifespan.state
                 ),
                 sock=sock,
