@@ -57,7 +57,11 @@ async def test_no_field_stops_the_event_loop(
     port, probed = free_port(), tmp_path / "probed"
     probed.mkdir()
     env = environment(redis_url, tmp_path, port) | probe_environment(probed)
-    env |= {"TRIPTYCH_BODY_TIMEOUT_S": "5", "TRIPTYCH_FETCH_ALLOWED_HOSTS": '["nowhere.invalid"]'}
+    env |= {
+        "TRIPTYCH_BODY_TIMEOUT_S": "5",
+        "TRIPTYCH_CONNECT_TIMEOUT_S": "60",
+        "TRIPTYCH_FETCH_ALLOWED_HOSTS": '["nowhere.invalid"]',
+    }
     base_url = f"http://127.0.0.1:{port}"
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
