@@ -1,7 +1,6 @@
 """What a compiled grammar costs with each token, in vLLM's own class."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,11 +19,10 @@ AMBIGUOUS = GrammarJob("ebnf", 'root ::= "a" | root root')  # cubic: its thousan
 
 
 @pytest.fixture(autouse=True)
-def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fill_bitmask", "accept_tokens"):  # restored in the end
         monkeypatch.setattr(XgrammarGrammar, name, getattr(XgrammarGrammar, name))
     bound_token_cost()
-    yield
 
 
 def num_accepted(job: GrammarJob) -> int:
