@@ -1,14 +1,22 @@
 """Hostile requests of one key beside the ordinary requests of another.
 
     ./triptych bench hostile [--rounds 3] [--settle-s 10] [--json FILE]
+    ./triptych bench hostile --fuzz-minutes 10 [--seed 1] [--encoders 0]
 
 One gateway, one encoder and two prefill_decodes serve the demo model. The neighbour asks for a text, a known
 image, a new image and a JSON object, one after the other, without a pause. It does so alone first, then while
 the attacker sends each of `ATTACKS`, several at once. Reported of each attack: statuses and longest time of
 its own requests; how much longer the neighbour's slowest request took than the slowest of its kind before;
-the largest growth of a process's memory. The exit code is 1 if a process ended, if the neighbour got an
-answer that failed or differs from its answer alone, or, `--settle-s` behind the last attack, if a process is
-still larger by `MAX_LEFT_MIB`.
+the largest growth of a process's memory; the longest stop of an event loop of gateway and prefill_decodes, in
+CPU seconds of its thread; how soon everything of its requests was given back. Then the attacker sends the
+same again and hangs up after `HANG_UP_S`.
+
+The exit code is 1 if a process ended, if the neighbour got an answer that failed or differs from its answer
+alone, if an event loop stopped for more than `MAX_STOP_S`, if a place, a request, a pin or a process that
+compiles or decodes was still held 10 s behind the attack, or, `--settle-s` behind the last attack, if a
+process is still larger by `MAX_LEFT_MIB`.
+
+With `--fuzz-minutes` it sends hostile values in every field of every endpoint instead.
 """
 
 import argparse
@@ -19,11 +27,13 @@ import io
 import json
 import random
 import secrets
+import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -31,15 +41,20 @@ from typing import Any
 
 import aiohttp
 import av
-import psutil
 from load.contents import Part, new_image, text_part
 from load.json_reports import write_json
+from yarl import URL
 
 from triptych_cli.settings import DEFAULT_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from hostile_bench.fuzzing import MAX_STOP_S, fuzz_system  # noqa: E402
+from hostile_bench.given_back import HeldByRequests  # noqa: E402
+from hostile_bench.processes import Growth, loops_of, memory_of  # noqa: E402
+
+from tests.support.hostile.loop_probe import probe_environment, reset_stops  # noqa: E402
 from tests.support.real.system import System, running_system  # noqa: E402
 
 CHAT = "/chat/completions"
@@ -47,7 +62,8 @@ ENGINE_ARGS = "--dtype=float32"
 KINDS = ("text", "known image", "new image", "json")
 TIMEOUT_S = 300.0
 SAMPLE_S = 0.25
-MAX_LEFT_MIB = 256
+HANG_UP_S = 1.0
+NUM_IDLE = 1000
 Body = Mapping[str, Any]
 
 
@@ -58,6 +74,7 @@ class Attack:
     name: str
     bodies: Sequence[tuple[str, Body]]  # path, body
     num_at_once: int = 4
+    num_idle: int = 0  # connections without a request beside them
 
 
 @dataclass
@@ -70,6 +87,9 @@ class Outcome:
     neighbour_faults: list[str] = field(default_factory=list)
     grown_mib: float = 0.0
     grown_process: str = ""
+    stop_cpu_s: float = 0.0  # longest of an event loop
+    given_back_s: float = 0.0
+    faults: list[str] = field(default_factory=list)  # of the system, not of the neighbour's answers
 
 
 def _chat(content: Sequence[Part] | str = "read the digits", **fields: Any) -> tuple[str, Body]:
@@ -129,6 +149,7 @@ def attacks() -> list[Attack]:
         ),
         Attack("logprob_token_ids", [_chat(logprobs=True, logprob_token_ids=[1, 2, 3])]),
         Attack("broken JSON", [(CHAT, {"messages": "x" * (1 << 20)})], 16),
+        Attack("idle connections", [_chat(max_tokens=200)], num_idle=NUM_IDLE),
     ]
 
 
@@ -139,13 +160,16 @@ class Caller:
         self._base_url, self._session = base_url, session
         self._headers = {"Authorization": f"Bearer {key}"}
 
-    async def post(self, path: str, body: Body) -> tuple[int, bytes, float]:
-        """Send one request. Returns status (0: no answer), body and seconds."""
+    async def post(self, path: str, body: Body, hang_up_s: float | None = None) -> tuple[int, bytes, float]:
+        """Send one request. Returns status (0: no answer, or hung up), body and seconds."""
         started = time.monotonic()
         try:
-            async with self._session.post(
-                self._base_url + path, json={"model": DEFAULT_MODEL.name, **body}, headers=self._headers
-            ) as response:
+            async with (
+                asyncio.timeout(hang_up_s),
+                self._session.post(
+                    self._base_url + path, json={"model": DEFAULT_MODEL.name, **body}, headers=self._headers
+                ) as response,
+            ):
                 return response.status, await response.read(), time.monotonic() - started
         except (aiohttp.ClientError, TimeoutError) as error:
             return 0, repr(error).encode(), time.monotonic() - started
@@ -177,37 +201,64 @@ class Neighbour:
         return "", seconds
 
 
-def _memory(system: System) -> dict[int, tuple[str, int]]:
-    """Name and resident bytes of each process of the system."""
-    found = {}
-    for name, service in system.services().items():
-        try:
-            host = psutil.Process(service["pid"])
-            for process in (host, *host.children(recursive=True)):
-                found[process.pid] = (name, process.memory_info().rss)
-        except (psutil.Error, TypeError):
-            continue
-    return found
+@asynccontextmanager
+async def idle_connections(base_url: str, number: int) -> AsyncIterator[None]:
+    """Connections of a caller without a key, on which nothing is sent."""
+    url, loop = URL(base_url), asyncio.get_running_loop()
+    with ExitStack() as stack:
+        for _ in range(number):
+            each = stack.enter_context(socket.socket())
+            each.setblocking(False)
+            await loop.sock_connect(each, (url.host, url.port))
+        yield
 
 
-async def run_attack(
-    attack: Attack, attacker: Caller, neighbour: Neighbour, system: System, before: Mapping[int, int]
-) -> Outcome:
+@dataclass(frozen=True)
+class Bench:
+    """What the attacks meet."""
+
+    system: System
+    probed: Path
+    attacker: Caller
+    neighbour: Neighbour
+    held: HeldByRequests
+    growth: Growth
+
+
+async def run_attack(attack: Attack, bench: Bench, hang_up_s: float | None = None) -> Outcome:
     """Send the attack, and the neighbour's requests until it is over, and once more."""
-    outcome = Outcome()
-    requests = [
-        asyncio.ensure_future(attacker.post(path, body))
-        for path, body in attack.bodies
-        for _ in range(attack.num_at_once)
-    ]
-    sent = asyncio.gather(*requests)
+    await reset_stops(bench.probed)
+    async with idle_connections(bench.system.base_url, attack.num_idle):
+        outcome = await _send_attack(attack, bench, hang_up_s)
+    outcome.given_back_s, held = await bench.held.wait_given_back()
+    if held:
+        outcome.faults.append(f"{held} is held {outcome.given_back_s:.0f} s behind the attack")
+    for name, stops in loops_of(bench.system, bench.probed).items():
+        outcome.stop_cpu_s = max(outcome.stop_cpu_s, stops.longest_cpu_s)
+        if stops.longest_cpu_s > MAX_STOP_S:
+            longest = max(stops.stops, key=lambda each: each["cpu_s"])
+            stack = "\n  ".join(longest["stack"])
+            outcome.faults.append(f"{name} stopped for {stops.longest_cpu_s:.3f} s of CPU\n  {stack}")
+    return outcome
+
+
+async def _send_attack(attack: Attack, bench: Bench, hang_up_s: float | None) -> Outcome:
+    outcome, neighbour, growth = Outcome(), bench.neighbour, bench.growth
+    sent = asyncio.gather(
+        *(
+            bench.attacker.post(path, body, hang_up_s)
+            for path, body in attack.bodies
+            for _ in range(attack.num_at_once)
+        )
+    )
 
     async def watch() -> None:
         while True:
-            for pid, (name, size) in _memory(system).items():
-                grown = (size - before[pid]) / 2**20 if pid in before else 0.0
+            for pid, each in memory_of(bench.system).items():
+                known = growth.before.get(pid)
+                grown = 0.0 if known is None else (each.num_bytes - known.num_bytes) / 2**20
                 if grown > outcome.grown_mib:
-                    outcome.grown_mib, outcome.grown_process = grown, name
+                    outcome.grown_mib, outcome.grown_process = grown, each.service
             await asyncio.sleep(SAMPLE_S)
 
     watching = asyncio.ensure_future(watch())
@@ -227,7 +278,7 @@ async def run_attack(
 
 
 async def measure(
-    system: System, keys: Sequence[str], rounds: int, settle_s: float
+    system: System, probed: Path, keys: Sequence[str], rounds: int, settle_s: float
 ) -> tuple[list[tuple[str, Outcome]], list[str]]:
     """Return the outcomes by attack, and what else is wrong."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -243,27 +294,17 @@ async def measure(
                     raise RuntimeError(f"the neighbour is not served alone: {fault}")
                 if number > 1:  # the first ones warm up
                     neighbour.slowest_s[kind] = max(neighbour.slowest_s[kind], seconds)
-        processes = {name: each["pid"] for name, each in system.services().items()}
-        before = {pid: size for pid, (_, size) in _memory(system).items()}
+        held = HeldByRequests(system, session)
+        bench = Bench(system, probed, attacker, neighbour, held, Growth.of(system))
         found = []
         for number in range(rounds):
             for attack in attacks():
-                outcome = await run_attack(attack, attacker, neighbour, system, before)
-                found.append((attack.name, outcome))
-                print(f"round {number} {line(attack.name, outcome)}", flush=True)
+                for hang_up_s, name in ((None, attack.name), (HANG_UP_S, f"{attack.name}, hung up")):
+                    outcome = await run_attack(attack, bench, hang_up_s)
+                    found.append((name, outcome))
+                    print(f"round {number} {line(name, outcome)}", flush=True)
         await asyncio.sleep(settle_s)
-    after = _memory(system)
-    faults = [
-        f"{name} has another process than before"
-        for name, each in system.services().items()
-        if each["pid"] != processes[name]
-    ]
-    for pid, size in before.items():
-        if pid not in after:
-            faults.append(f"process {pid} has ended")
-        elif (left := (after[pid][1] - size) >> 20) > MAX_LEFT_MIB:
-            faults.append(f"a process of {after[pid][0]} has kept {left} MiB")
-    return found, faults
+    return found, bench.growth.faults(system)
 
 
 def line(name: str, outcome: Outcome) -> str:
@@ -271,7 +312,8 @@ def line(name: str, outcome: Outcome) -> str:
     return (
         f"{name:32} {dict(sorted(outcome.statuses.items()))} in {outcome.longest_s:.1f} s; neighbour: "
         f"{len(outcome.neighbour_faults)} faults, {max(outcome.neighbour_late_s, 0):.2f} s later; "
-        f"+{outcome.grown_mib:.0f} MiB {outcome.grown_process}"
+        f"+{outcome.grown_mib:.0f} MiB {outcome.grown_process}; loops: {outcome.stop_cpu_s:.3f} s; "
+        f"given back in {outcome.given_back_s:.1f} s"
     )
 
 
@@ -289,23 +331,46 @@ def _write_keys(folder: Path) -> tuple[Path, list[str]]:
     return file, keys
 
 
+def _fuzz(system: System, probed: Path, key: str, options: argparse.Namespace) -> int:
+    seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
+    print(f"--seed {seed}", flush=True)
+    figures, faults = asyncio.run(
+        fuzz_system(system, probed, key, minutes=options.fuzz_minutes, seed=seed, settle_s=options.settle_s)
+    )
+    print(json.dumps(figures, indent=1))
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if options.json:
+        write_json(options.json, {"faults": faults, **figures})
+    return 1 if faults else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench hostile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle-s", type=float, default=10.0, help="seconds behind the last attack")
+    parser.add_argument(
+        "--encoders", type=int, choices=(0, 1), default=1, help="0: prefill_decodes encode images themselves"
+    )
     parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--fuzz-minutes", type=float, help="send hostile values in every field instead")
+    parser.add_argument("--seed", type=int, help="of --fuzz-minutes; without it a new one, which is printed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         file, keys = _write_keys(Path(folder))
         args = (
             "--prefill-decodes=2",
+            *(() if options.encoders else ("--encoders=0", "--local-encode=fallback")),
             f"--encoder-args={ENGINE_ARGS}",
             f"--prefill-decode-args={ENGINE_ARGS}",
         )
-        with running_system(*args, model=DEFAULT_MODEL, TRIPTYCH_API_KEYS_FILE=str(file)) as system:
-            found, faults = asyncio.run(measure(system, keys, options.rounds, options.settle_s))
+        env: Any = {"TRIPTYCH_API_KEYS_FILE": str(file), **probe_environment(Path(folder))}
+        with running_system(*args, model=DEFAULT_MODEL, **env) as system:
+            if options.fuzz_minutes is not None:
+                return _fuzz(system, Path(folder), keys[0], options)
+            found, faults = asyncio.run(measure(system, Path(folder), keys, options.rounds, options.settle_s))
     for name, outcome in found:
-        faults += [f"beside {name}: {fault}" for fault in outcome.neighbour_faults]
+        faults += [f"beside {name}: {fault}" for fault in (*outcome.neighbour_faults, *outcome.faults)]
     for fault in faults:
         print(fault, file=sys.stderr)
     if options.json:

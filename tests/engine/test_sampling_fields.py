@@ -50,15 +50,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "no logprobs": {**LENGTH, "temperature": 0},
     "prompt_logprobs": {**GREEDY, "prompt_logprobs": 3},
     "structured_outputs": {**GREEDY, "structured_outputs": {"regex": "[0-9]{4}"}},
+    "repetition_detection": {**FEW, "repetition_detection": {"max_pattern_size": 1, "min_count": 2}},
     "skip_special_tokens": {**GREEDY, "skip_special_tokens": False, "ignore_eos": True},
     "spaces_between_special_tokens": {**GREEDY, "spaces_between_special_tokens": False},
 }
-# Of the table of fields those that the engine does not see, or that need options of an engine.
-OUTSIDE = {
-    "best_of", "use_beam_search", "length_penalty", "echo", "priority", "user", "session_id", "request_id",
-    "vllm_xargs", "response_format", "stream_interval", "truncate_prompt_tokens", "truncation_side",
-    "add_special_tokens", "routed_experts_prompt_start", "return_token_ids", "return_tokens_as_token_ids",
-    "return_token_offsets", "thinking_token_budget", "watermarking", "repetition_detection",
+OUTSIDE = {  # of the table of fields those that no sampler sees
+    # read before: the prompt's tokens, the requests that a request becomes, its turn
+    "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "best_of", "use_beam_search",
+    "length_penalty", "priority", "response_format", "user", "session_id", "request_id", "vllm_xargs",
+    # read behind it: what of an answer is sent, and how
+    "echo", "stream_interval", "return_token_ids", "return_tokens_as_token_ids", "return_token_offsets",
+    # refused or without effect unless the engine has an option or a model for them
+    "thinking_token_budget", "watermarking", "routed_experts_prompt_start",
 }  # fmt: skip
 NAMES = [*REQUESTS]
 PAIRS = [*combinations_with_replacement(NAMES, 2)]

@@ -1,6 +1,7 @@
 """The gateway's ports: TLS, what the internal one serves, and proxies in front."""
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -101,6 +102,20 @@ async def test_callers_are_served_by_https_and_encoders_without(
         for path in ("/v1/models", "/v1/files", "/tokenize", "/v1/chat/completions"):
             answer = await get(internal + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
+
+
+async def test_a_handshake_that_does_not_end_is_closed_like_a_head_that_does_not(
+    redis_url: str, tmp_path: Path, authority: Authority
+) -> None:
+    """Such connections are no idle ones yet, which are bounded in number."""
+    async with running(redis_url, tmp_path, **with_tls(authority), header_timeout_s=0.3) as settings:
+        reader, writer = await asyncio.open_connection("localhost", settings.port)
+        async with asyncio.timeout(30):  # the server's own limit was 60 s
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        answer = await get(f"https://localhost:{settings.port}/health", trusting(authority))
+        assert answer.status_code == 200
 
 
 async def test_the_internal_port_may_have_an_address_of_its_own(

@@ -24,12 +24,14 @@ def main() -> None:
     batches, out = map(Path, sys.argv[1:])
     os.environ.update(MONOLITH_ENVIRONMENT | QUIET)
     from vllm import LLM, SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
     def params(fields: dict[str, Any]) -> Any:
         values = dict(fields)
         if "structured_outputs" in values:
             values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+        if "repetition_detection" in values:
+            values["repetition_detection"] = RepetitionDetectionParams(**values["repetition_detection"])
         if "logit_bias" in values:
             values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
         return SamplingParams(**values)

@@ -109,8 +109,10 @@ def _let_host_probe_slab() -> None:
 
 def _compile_slow_grammars_apart() -> None:
     from triptych_vllm_connector.grammars.compiled import use_slow_lane
+    from triptych_vllm_connector.grammars.token_cost import bound_token_cost
 
     use_slow_lane()
+    bound_token_cost()
 
 
 def _resample_without_torchaudio() -> None:

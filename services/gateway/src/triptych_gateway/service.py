@@ -7,6 +7,7 @@ its media there.
 
 import asyncio
 import gc
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -33,6 +34,26 @@ HEALTH_TIMEOUT_S = 3.0
 class _Server(uvicorn.Server):
     """Server of uvicorn without its signal handlers: `run_service` has them."""
 
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with a time limit for TLS handshakes, which uvicorn does not pass on: 60 s each."""
+        await super().startup(sockets=[])
+        config = self.config
+        for sock in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_timeout_s,
+            )
+            self.servers.append(server)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -47,9 +68,10 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
         gate = DrainGate(
             create_app(gateway), serves_callers, lambda path, error: error_body(error, chat_form_of(path))
         )
-        servers = [_Server(callers_config(gate, settings, limits))]
+        timeout_s = settings.header_timeout_s
+        servers = [_Server(callers_config(gate, settings, limits), timeout_s)]
         if settings.internal_port is not None:
-            servers.append(_Server(internal_config(gate, settings)))
+            servers.append(_Server(internal_config(gate, settings), timeout_s))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, servers, stop))
             gc.freeze()  # objects of the start stay: a collection need not visit them while requests wait

@@ -23,6 +23,10 @@ BEGUN = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n"
     b'data: {"choices": [{"ind'
 )
+ANSWERING = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n"
+    b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+)
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES}),
     ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
@@ -70,6 +74,38 @@ async def test_a_request_ends_two_instances_at_most(
         assert is_lost(answer), answer.text
         assert sum(each.num_requests for each in instances) == 2
         await many_tries.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"", BEGUN, ANSWERING], ids=["before", "during", "behind the first event"]
+)
+@pytest.mark.parametrize("content", ["x", [IMAGE]], ids=["text", "image"])
+async def test_a_request_that_is_sent_anew_ends_two_instances_at_most(
+    many_tries: System, beginning: bytes, content: Any
+) -> None:
+    async with AsyncExitStack() as stack:
+        instances = dying(4, beginning=beginning)
+        await start(many_tries, stack, *instances)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": True}
+        answers = [await many_tries.post(body) for _ in range(4)]
+        assert sum(each.num_requests for each in instances) == 2
+        assert all(map(is_lost, answers[2:])), [each.text for each in answers]
+        other = [{"role": "user", "content": "y"}]
+        assert is_lost(await many_tries.post({"model": MODEL, "messages": other}))
+        assert sum(each.num_requests for each in instances) > 2
+        await many_tries.assert_idle()
+
+
+async def test_a_request_that_was_answered_may_come_again(many_tries: System) -> None:
+    """Its instance ended for another reason."""
+    body = {"model": MODEL, "messages": MESSAGES}
+    for _ in range(3):
+        async with AsyncExitStack() as stack:
+            await start(many_tries, stack, *dying(1))
+            assert is_lost(await many_tries.post(body))
+        async with AsyncExitStack() as stack:
+            await start(many_tries, stack, FakePrefillDecode("pd-1", model=MODEL))
+            assert (await many_tries.post(body)).status_code == 200
 
 
 async def test_a_request_whose_instance_ended_is_answered_by_another(many_tries: System) -> None:

@@ -86,6 +86,7 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
         (chat("x", ec_transfer_params={"request_id": "r"}), "field_not_allowed", "ec_transfer_params"),
         (chat("x", kv_transfer_params={"do_remote_decode": True}), "field_not_allowed", "kv_transfer_params"),
         (chat("x", cache_salt="mine"), "field_not_allowed", "cache_salt"),
+        (chat("x", chat_template="{% for a in b %}"), "field_not_allowed", "chat_template"),
         (
             chat("x", vllm_xargs={"ec_transfer_params": "x"}),
             "field_not_allowed",

@@ -10,6 +10,7 @@ from triptych_common.domain.media_options import OptionBounds
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
+from triptych_gateway.request.chat_request import REFUSED_FIELDS
 from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.json_bounds import BodyBounds
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
@@ -128,8 +129,8 @@ def test_inputs_of_no_known_form_are_refused(value: Any, code: str) -> None:
 
 @pytest.mark.parametrize("endpoint", TEXT_ENDPOINTS, ids=lambda each: each.path)
 def test_what_callers_may_not_set(endpoint: Endpoint) -> None:
-    for name in ("ec_transfer_params", "kv_transfer_params", "cache_salt"):
-        value: Any = "x" if name == "cache_salt" else {"a": 1}
+    for name in REFUSED_FIELDS:
+        value: Any = {"a": 1} if name.endswith("params") else "x"
         assert refusal(endpoint, **{name: value}) == (400, "field_not_allowed", name)
         xargs = {"vllm_xargs": {name: "x"}}
         assert refusal(endpoint, **xargs) == (400, "field_not_allowed", f"vllm_xargs.{name}")

@@ -10,13 +10,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.chat.dispatch import Dispatch
 from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.chat.stage_bodies import undivided_field
 from triptych_gateway.chat.stages import BROKE_OFF, KV_FAILURES, PREFIX_NOT_HELD, StageFailedError, Stages
-from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
+from triptych_gateway.chat.streaming import (
+    ClientStream,
+    InterruptedStreamError,
+    relay_stream,
+    relay_whole,
+)
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer
 from triptych_gateway.decision.held_prefixes import HeldPrefixes
@@ -25,9 +31,11 @@ from triptych_gateway.endpoints.table import TOKENIZE_PATH
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
+from triptych_gateway.request.forms.grammar_bounds import named_as_sent
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.routing.instances import Instances, Life
+from triptych_gateway.routing.instances import Instances, Life, life_of
+from triptych_gateway.routing.lost_requests import LostRequests
 from triptych_gateway.routing.pairs import announced
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
@@ -48,6 +56,7 @@ class Forwarder:
     metrics: GatewayMetrics
     chunk_timeout_s: float
     held: HeldPrefixes = field(default_factory=HeldPrefixes)
+    lost: LostRequests = field(default_factory=LostRequests)
 
     async def forward(self, dispatch: Dispatch, client: ClientStream) -> Route:
         """Send a request, wait for its first token, relay the answer, and return the route that answered.
@@ -61,7 +70,12 @@ class Forwarder:
         with held:
             if dispatch.arrival.on_answer is not None:
                 await dispatch.arrival.on_answer(dispatch, route.answering)
-            await self._relay(dispatch, route, answer, client)
+            try:
+                await self._relay(dispatch, route, answer, client)
+            except InterruptedStreamError:
+                self._note_lost(dispatch, life_of(route.answering))
+                raise
+        self.lost.discard(*_same_request(dispatch))
         if dispatch.media_wait is not None and dispatch.endpoint.is_computed and route.decode is None:
             dispatch.media_wait.answered_by = route.first.instance  # its engine had the items
         self._remember(dispatch, route)
@@ -70,6 +84,8 @@ class Forwarder:
     async def _first_answer(self, dispatch: Dispatch) -> tuple[Route, Answer, ExitStack]:
         """Try routes until one answers, and have the router count the request there."""
         prior = dispatch.arrival.prior
+        if not self.instances.resends_to_last:
+            self.lost.check(*_same_request(dispatch))
         choice = RouteChoice(
             self.instances,
             demand_of(
@@ -90,6 +106,8 @@ class Forwarder:
             ),
             losses=dispatch.arrival.losses,
         )
+        if choice.losses.lives:  # by the count of its tokens
+            self._note_lost(dispatch, *choice.losses.lives)
         again: Route | None = None  # of the same KV cache
         handover: dict[str, Any] | None = None
         while True:
@@ -105,6 +123,8 @@ class Forwarder:
                 self._on_failed(dispatch, route, choice, error)
                 again = None if error.handover is None else choice.pick_decode(route)
                 handover = None if again is None else error.handover
+            except RequestError as error:
+                raise named_as_sent(error, dispatch.request.body) from error
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
@@ -140,6 +160,7 @@ class Forwarder:
             choice.on_handover_failed(route)
         elif error.reason == BROKE_OFF:
             choice.on_broke_off(record)
+            self._note_lost(dispatch, *choice.losses.lives)
             num_lost = len(choice.losses.lives)
             log.warning(
                 "instance broke off while it had a request",
@@ -154,6 +175,9 @@ class Forwarder:
         else:
             log.warning("prefill_decode not reachable", error=str(error), **fields)
             choice.on_unreachable(record)
+
+    def _note_lost(self, dispatch: Dispatch, *lives: Life) -> None:
+        self.lost.add(lives, *_same_request(dispatch))
 
     # ---- conversations that an instance holds ----------------------------------------------------
     def _held_by(self, dispatch: Dispatch) -> Life | None:
@@ -214,6 +238,12 @@ def demand_of(
         needs_tower=needs_tower,
         takes=takes,
     )
+
+
+def _same_request(dispatch: Dispatch) -> tuple[bytes, bytes, bytes]:
+    """What two requests have in common that are the same one sent twice."""
+    owner, path = dispatch.arrival.caller.owner, dispatch.path or dispatch.endpoint.path
+    return owner.encode(), path.encode(), dispatch.body
 
 
 def _may_be_held(dispatch: Dispatch) -> bool:

@@ -132,8 +132,14 @@ async def relay_stream(
     return num_chunks
 
 
+class InterruptedStreamError(RequestError):
+    """The connection to the instance ended in the middle of the answer."""
+
+
 def _interrupted() -> RequestError:
-    return unavailable("stream_interrupted", "the answer broke off: the serving instance went away")
+    return InterruptedStreamError(
+        503, "stream_interrupted", "the answer broke off: the serving instance went away"
+    )
 
 
 def _broken_off() -> RequestError:

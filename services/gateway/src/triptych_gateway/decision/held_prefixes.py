@@ -20,7 +20,7 @@ MAX_NEW_BYTES = 8192  # of text beyond what is held: more is worth a prefill
 Life = tuple[str, str]  # (instance, boot id)
 
 _MESSAGES = "messages"
-_SHAPES_PROMPT = ("system", "tools", "chat_template", "chat_template_kwargs", "reasoning_effort")
+_SHAPES_PROMPT = ("system", "tools", "chat_template_kwargs", "reasoning_effort")
 
 
 class HeldPrefixes:

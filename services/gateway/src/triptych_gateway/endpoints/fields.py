@@ -67,7 +67,6 @@ SAMPLING: Mapping[str, Schema] = {
 _TEMPLATE: Mapping[str, Schema] = {
     "add_generation_prompt": BOOLEAN,
     "continue_final_message": BOOLEAN,
-    "chat_template": STRING,
     "chat_template_kwargs": TEMPLATE_OPTIONS,
     "mm_processor_kwargs": OBJECT,
     "media_io_kwargs": OBJECT,

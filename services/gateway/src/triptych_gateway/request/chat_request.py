@@ -35,8 +35,8 @@ from triptych_gateway.request.request_options import (
 from triptych_gateway.request.split.split_body import SplitBody
 
 # Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
-# sets it counts on the isolation it stands for.
-REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
+# sets it counts on the isolation it stands for. `chat_template` is code, which prefill_decode would run.
+REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt", "chat_template")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
 # vLLM rehash the item's uuid.
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)

@@ -13,7 +13,7 @@ from triptych_gateway.request.content_parts import text_of
 from triptych_gateway.request.json_bounds import MAX_DEPTH, BodyBounds, count_values, too_complex
 
 # Fields of the body that a chat template may render.
-RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
+RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template_kwargs")
 # vLLM parses this field of a tool call before it renders it, so JSON's escapes hide nothing there.
 PARSED_FIELD = "arguments"
 # vLLM cuts the line that such a text of a system prompt begins with, or leaves the text out.

@@ -33,7 +33,6 @@ TOKENIZE = {
         (
             "model",
             "tools",
-            "chat_template",
             "chat_template_kwargs",
             "add_generation_prompt",
             "continue_final_message",

@@ -12,6 +12,7 @@ scheduling/    the choice among instances that could all serve a request: scorer
 router         the choice among the registry's records, by the policy; pure
 routing_report metrics and traces of its decisions
 instances      shared by all requests: variants for a request, and the wait for an instance
+lost_requests  requests with which instances have ended; the same request again is refused
 ways           whole, or prefill and decode at two instances; pure
 routes         one request's choice: its instances, and others where one fails
 """

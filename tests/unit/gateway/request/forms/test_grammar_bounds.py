@@ -10,7 +10,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.table import CHAT, CREATE_RESPONSE, FORWARDED, MESSAGES
 from triptych_gateway.request.chat_request import parse_chat_request
 from triptych_gateway.request.forms.form import RequestLimits
-from triptych_gateway.request.forms.grammar_bounds import GrammarBounds, check_grammars
+from triptych_gateway.request.forms.grammar_bounds import GrammarBounds, check_grammars, named_as_sent
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import parse_text_request
@@ -159,3 +159,36 @@ def test_other_requests_are_checked_too() -> None:
     body = {"model": "m", "prompt": "hi", "structured_outputs": {"regex": POISON["pattern"]}}
     with pytest.raises(RequestError, match=r"structured_outputs\.regex has parentheses"):
         parse_text_request(json.dumps(body).encode(), completions, GUARD, RequestLimits(), RequestOptions())
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
+        ({"response_format": {"type": "text"}, "tools": [TOOL]}, "tools[0].function.parameters"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({}, "structured_outputs"),
+    ],
+)  # fmt: skip
+def test_an_engines_error_names_the_field_that_the_caller_sent(fields: dict[str, Any], sent: str) -> None:
+    engine = (
+        "structured_outputs.regex" if sent.startswith("structured_outputs") else "structured_outputs.json"
+    )
+    error = RequestError(400, "x", f"{engine} is too complex: structured_outputs", "structured_outputs")
+    found = named_as_sent(error, fields)
+    wanted = engine if not fields else sent
+    assert (found.message, found.param) == (f"{wanted} is too complex: structured_outputs", sent)
+
+
+def test_other_errors_of_an_engine_stay() -> None:
+    error = RequestError(400, "x", "structured_outputs.json", "temperature")
+    assert named_as_sent(error, {"response_format": {"type": "json_object"}}) is error

@@ -30,10 +30,12 @@ REPEATED = frozenset(
         "minContains",
     }
 )
+ENGINE_FIELD = "structured_outputs"
 ALTERNATIVES = frozenset({"enum", "anyOf", "oneOf", "allOf"})
 
 _SIGN = re.compile(r"\\.|[\[\]()|*+?]|\{(\d*+)(?:,(\d*+))?\}", re.DOTALL)
 _QUOTED = re.compile(r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"?|#[^\n]*+')  # a grammar's strings and comments
+_ENGINE_NAME = re.compile(r"structured_outputs(?:\.[a-z_]++)?")
 _MAX_DIGITS = 9
 Fields = dict[str, Any]
 
@@ -66,6 +68,22 @@ def check_grammars(fields: Fields, bounds: GrammarBounds) -> None:
             check.read_text(value, is_grammar=kind == "grammar")
 
 
+def named_as_sent(error: RequestError, fields: Fields) -> RequestError:
+    """Return an instance's error, which names the grammar as the caller has sent it.
+
+    vLLM puts every grammar into `structured_outputs`, which its error names.
+    """
+    if error.param is None or error.param.partition(".")[0] != ENGINE_FIELD:
+        return error
+    sent = next((path for path, _, value in _grammars(fields) if value and not _is_text(value)), ENGINE_FIELD)
+    if sent.startswith(ENGINE_FIELD):
+        return RequestError(error.status_code, error.code, error.message, sent)
+    if "json_schema" in _object(fields.get(sent)):
+        sent += ".json_schema"
+    message = _ENGINE_NAME.sub(lambda _: sent, error.message, count=1)
+    return RequestError(error.status_code, error.code, message, sent)
+
+
 def _grammars(fields: Fields) -> Iterator[tuple[str, str, Any]]:
     """Yield place, kind and value of each; vLLM checks values of a wrong type."""
     structured = _object(fields.get("structured_outputs"))
@@ -88,6 +106,11 @@ def _grammars(fields: Fields) -> Iterator[tuple[str, str, Any]]:
 _STRUCTURED = {
     "json": "json", "regex": "regex", "choice": "choice", "grammar": "grammar", "structural_tag": "json",
 }  # fmt: skip
+
+
+def _is_text(form: Any) -> bool:
+    """Return whether `form` asks for an answer without a grammar."""
+    return isinstance(form, dict) and form.get("type") == "text"
 
 
 def _object(value: Any) -> Fields:
