@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
 
@@ -21,6 +21,7 @@ from triptych_gateway.decision.decision_policy import (
 from triptych_gateway.decision.encode_override import EncodeOverride, cannot_encode_here
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.local_prefixes import LocalPrefixes
+from triptych_gateway.decision.local_room import LocalRoom
 from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
 from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
 from triptych_gateway.decision.shared_queue import SharedQueue
@@ -68,6 +69,9 @@ class LearnedAnswering(Answering):
         self, load: InstanceLoad, namespace: NamespaceDecisions | None, instance: str, course: Course
     ) -> None:
         self._load, self._namespace = load, namespace
+        self._is_text = course.kind in (CourseKind.TEXT, CourseKind.SIZES_KNOWN)
+        if self._is_text:
+            load.begin_text(instance)
         self._instance, self._course = instance, course
         self._sent_at = time.monotonic()
         is_remote = course.kind is CourseKind.REMOTE
@@ -94,11 +98,16 @@ class LearnedAnswering(Answering):
         if self._is_streaming:
             self._is_streaming = False
             self._load.end_stream(self._instance)
+        if self._is_text:
+            self._is_text = False
+            self._load.end_text(self._instance)
 
     def _end_work(self, now: float) -> None:
         if self._work_id is not None:
             self._load.end_work(self._instance, self._work_id, now)
             self._work_id = None
+        if self._course.place is not None:
+            self._course.place.leave()
 
 
 class EncodeDecisions:
@@ -128,6 +137,7 @@ class EncodeDecisions:
         self._namespaces: LRUCache[str, NamespaceDecisions] = LRUCache(MAX_NAMESPACES)
         self._prefixes = LocalPrefixes()
         self.load = InstanceLoad()
+        self._room = LocalRoom()
 
     def namespace(self, digest: str) -> NamespaceDecisions:
         known: NamespaceDecisions | None = self._namespaces.get(digest)
@@ -146,14 +156,39 @@ class EncodeDecisions:
     ) -> DecidedRequest:
         """Whose encode `request` gets. Its wait is open; nothing was ordered for it.
 
+        Where it waits for room at its instance, it is decided anew when there is some: texts may be computed
+        there by then.
+
         Args:
             chosen: the instance that it goes to, if encoders encode.
             asked: by the request.
             only: the instances that it may go to; None: all of its namespace.
 
         Raises:
-            RequestError: 400, it asks for what cannot be, or for media that no instance takes.
+            RequestError: 400, it asks for what cannot be, or for media that no instance takes; 503, there was
+                no room before its deadline.
         """
+        decided = await self._decide(request, media_wait, chosen, asked, only)
+        if decided.decision.needs_room:
+            instance = decided.instance.instance
+            must_wait = self._room.is_full(instance)
+            place = await self._room.take_place(instance, media_wait.lane, media_wait.deadline)
+            if must_wait:
+                decided = await self._decide(request, media_wait, chosen, asked, only)
+            if decided.decision.needs_room:
+                decided = replace(decided, course=replace(decided.course, place=place))
+            else:
+                place.leave()
+        return self._counted(decided)
+
+    async def _decide(
+        self,
+        request: ChatRequest,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        asked: DecisionMode | None,
+        only: Set[str] | None,
+    ) -> DecidedRequest:
         digest = media_wait.namespace_digest
         namespace, now = self.namespace(digest), time.monotonic()
         unknown = {each for each in media_wait.mm_hashes if each not in media_wait.sizes}
@@ -168,6 +203,7 @@ class EncodeDecisions:
         if not encoder_may_return:
             able = towers_of(self._records(only), request.model, digest, frozenset())
             check_counts((item.part for item in media_wait.items), widest_limits(able))
+        is_shared = target is not None and shares_compute(target, self._encoders_of(digest))
         facts = DecisionFacts(
             num_items=len(media_wait.items),
             num_new_items=len(new),
@@ -178,8 +214,14 @@ class EncodeDecisions:
             has_encoder=has_encoder,
             encoder_may_return=encoder_may_return,
             is_stream=request.stream,
-            is_idle=target is not None and self.load.is_idle(target.instance),
-            shares_compute=target is not None and shares_compute(target, self._encoders_of(digest)),
+            is_idle=target is not None
+            and self.load.is_idle(target.instance)
+            and not self._room.num_requests(target.instance),
+            shares_compute=is_shared,
+            shares_cores=is_shared
+            and target is not None
+            and target.compute is not None
+            and target.compute.gpu is None,
             is_covered=num_items_here == len(media_wait.items),
         )
         if asked == "local" and (not facts.has_tower or facts.needs_encoder):
@@ -190,24 +232,24 @@ class EncodeDecisions:
             course = Course(CourseKind.REMOTE, now)
             if decision.reason is DecisionReason.SIZES_KNOWN:
                 course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
-            return self._decided(decision, chosen, course, facts)
+            return _decided(decision, chosen, course, facts)
         first = target or chosen
         if decision is not None and not facts.is_predictable:
-            return self._decided(decision, first, Course(CourseKind.LOCAL, now), facts)
+            return _decided(decision, first, Course(CourseKind.LOCAL, now), facts)
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
             load = await self._load_before(media_wait, new, chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
-        return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
+        return _decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
 
     def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
         """For a request that has no choice: it goes on from a response that `instance` has."""
         kind = CourseKind.LOCAL if is_local else CourseKind.REMOTE
         way = EncodeWay.LOCAL if is_local else EncodeWay.REMOTE
         decision = EncodeDecision(way, DecisionReason.STORED_RESPONSE)
-        return self._decided(decision, instance, Course(kind, time.monotonic()))
+        return self._counted(_decided(decision, instance, Course(kind, time.monotonic())))
 
     def on_sizes(self, media_wait: MediaWait) -> None:
         """The sizes of its items are known."""
@@ -253,17 +295,10 @@ class EncodeDecisions:
             )
 
     # ---- parts -----------------------------------------------------------------------------------
-    def _decided(
-        self,
-        decision: EncodeDecision,
-        instance: InstanceRecord,
-        course: Course,
-        facts: DecisionFacts | None = None,
-        demand: Demand | None = None,
-        load: Load | None = None,
-    ) -> DecidedRequest:
+    def _counted(self, decided: DecidedRequest) -> DecidedRequest:
+        decision = decided.decision
         self._metrics.encode_decisions.labels(decision.way.value, decision.reason.value).inc()
-        return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
+        return decided
 
     def _is_in_flight(self, mm_hash: MmHash) -> bool:
         item = self._orders.table.get(mm_hash)
@@ -335,6 +370,8 @@ class EncodeDecisions:
             self.load.work_ahead(chosen.instance, now),
             self.load.work_ahead(target.instance, now),
             self.load.num_streams(target.instance),
+            self.load.num_texts(target.instance),
+            self._room.num_held(target.instance),
             tuple(transfers_s),
         )
 
@@ -362,6 +399,17 @@ class EncodeDecisions:
             num_text_tokens=num_tokens,
             num_rows_here=sum(rows[:num_items_here]),
         )
+
+
+def _decided(
+    decision: EncodeDecision,
+    instance: InstanceRecord,
+    course: Course,
+    facts: DecisionFacts | None = None,
+    demand: Demand | None = None,
+    load: Load | None = None,
+) -> DecidedRequest:
+    return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
 
 
 def _num_pixels(item: TakenItem) -> int:
