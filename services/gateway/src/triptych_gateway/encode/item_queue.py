@@ -175,7 +175,7 @@ class ItemQueue:
         The job of a new order counts in the window from now on.
         """
         while not self._changed.is_set() or (mm_hash := self._next()) is None:
-            self._changed.clear()  # what the first of several tasks has not found is not looked for by the others
+            self._changed.clear()  # of several tasks, only the first one looks
             await self._changed.wait()
         self._busy.add(mm_hash)
         is_check = mm_hash in self._unchecked
