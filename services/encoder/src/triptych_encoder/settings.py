@@ -17,7 +17,7 @@ class EncoderSettings(DecodingSettings, MetricsSettings):
     model: str = Field(description="model folder or hub name")
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     num_slots: PositiveInt = Field(
-        default=24, description="jobs in hand at once: being preprocessed, waiting for their encode, encoded"
+        default=10, description="jobs in hand at once: being preprocessed, waiting for their encode, encoded"
     )
     encode_batch: PositiveInt | None = Field(
         default=None,

@@ -216,7 +216,8 @@ class EncodeDecisions:
             is_stream=request.stream,
             is_idle=target is not None
             and self.load.is_idle(target.instance)
-            and not self._room.num_requests(target.instance),
+            and not self._room.num_requests(target.instance)
+            and self._orders.num_waits == 1,  # of those that came at once, none is alone
             shares_compute=is_shared,
             shares_cores=is_shared
             and target is not None

@@ -26,6 +26,9 @@ WAITING_WEIGHT = 1.0  # of a second by which a request that waits is delayed
 HANDOVER_S = 0.02
 """CPU seconds that the handover of a small image takes, in all processes together: some 20 ms of the 40 to 50
 of a 224 x 224 image through an encoder are spent neither on its encode nor on its prompt."""
+SMALL_S = 0.05
+"""An encode as predicted, at most, for which `HANDOVER_S` counts: under load encoders report two to three
+times their CPU time."""
 BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it matters little
 
 
@@ -140,14 +143,14 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
 
 
 def _is_handover_dearer(load: Load, demand: Demand, tower_s: float) -> bool:
-    """Whether small items cost less where they are needed, on the same cores, and no text waits for them.
+    """Return whether small items cost less where they are needed, on the same cores, and no text is there.
 
     What the handover takes is spared to this request and to all that wait behind it; streams stand still
     while the instance encodes.
     """
-    handover_s = HANDOVER_S * demand.num_items
-    if load.num_texts or not 0 < tower_s <= handover_s or demand.num_rows <= 0:
+    if load.num_texts or not 0 < tower_s <= SMALL_S * demand.num_items or demand.num_rows <= 0:
         return False
+    handover_s = HANDOVER_S * demand.num_items
     num_waiting = load.local_ahead.num_due + load.num_held
     return STALL_WEIGHT * load.num_streams * tower_s <= handover_s * (1 + num_waiting)
 
