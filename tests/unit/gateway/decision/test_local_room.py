@@ -6,7 +6,7 @@ import math
 import pytest
 
 from triptych_common.domain.fair_turns import Lane
-from triptych_gateway.decision.local_room import NUM_PLACES, LocalRoom, Place
+from triptych_gateway.decision.local_room import NUM_PLACES, LocalPlace, LocalRoom
 from triptych_gateway.errors import EncodeUnavailableError
 
 FLOOD, ALONE = Lane(flow="flood"), Lane(flow="alone")
@@ -17,7 +17,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def filled(room: LocalRoom) -> list[Place]:
+async def filled(room: LocalRoom) -> list[LocalPlace]:
     return [await room.take_place("pd-0", FLOOD, math.inf) for _ in range(NUM_PLACES)]
 
 

@@ -36,7 +36,7 @@ class _Instance:
                 turn.set_result(None)
 
 
-class Place:
+class LocalPlace:
     """A place at one instance, from the decision to the first token, or to the end of the request."""
 
     def __init__(self, instance: _Instance) -> None:
@@ -68,7 +68,7 @@ class LocalRoom:
         """Whether the next request has to wait."""
         return self.num_requests(instance) >= NUM_PLACES
 
-    async def take_place(self, instance: str, lane: Lane, deadline: float) -> Place:
+    async def take_place(self, instance: str, lane: Lane, deadline: float) -> LocalPlace:
         """Wait for the turn of `lane`. The place ends with the task that took it, if it was not left before.
 
         `deadline`: monotonic seconds.
@@ -85,14 +85,14 @@ class LocalRoom:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                Place(known).leave()  # it came at the same time
+                LocalPlace(known).leave()  # it came at the same time
             turn.cancel()
             if isinstance(error, TimeoutError):
                 raise EncodeUnavailableError(
                     "deadline_exceeded", "the media could not be encoded in time"
                 ) from error
             raise
-        place, task = Place(known), asyncio.current_task()
+        place, task = LocalPlace(known), asyncio.current_task()
         if task is not None:
             task.add_done_callback(lambda _: place.leave())
         return place

@@ -98,11 +98,6 @@ class EncodeOrders:
                 self._media_cache.release_media(mm_hash, media_wait.request_id)
                 self._queue_step(mm_hash)
 
-    @property
-    def num_waits(self) -> int:
-        """Requests whose wait is open."""
-        return len(self._media_waits)
-
     async def _recall_sizes(self, media_wait: MediaWait) -> None:
         """Sizes from before: memory, then the bus (for all items at once)."""
         unknown = {each.mm_hash for each in self.items_of(media_wait) if each.state is ItemState.UNKNOWN}
