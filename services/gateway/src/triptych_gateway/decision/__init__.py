@@ -7,7 +7,6 @@ encode_override        whether a request may say it itself; pure
 shared_queue           the jobs of other gateways
 local_prefixes         which prompts, up to an item, an instance has encoded itself
 instance_load          the work that this gateway has put before each instance, and the streams there
-answering              one request at one instance, from when it is sent to its end
 local_room             the requests that wait here for room at an instance that will encode them
 namespace_decisions    one per namespace: decides, and learns from what came of it
 decision_policy          remote or local, with a reason

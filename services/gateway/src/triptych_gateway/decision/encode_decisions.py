@@ -9,7 +9,6 @@ from cachetools import LRUCache
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Modality, Role
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.decision.answering import Answering, LearnedAnswering
 from triptych_gateway.decision.courses import Course, CourseKind, text_tokens
 from triptych_gateway.decision.decision_figures import decision_figures
 from triptych_gateway.decision.decision_policy import (
@@ -23,7 +22,7 @@ from triptych_gateway.decision.encode_override import EncodeOverride, cannot_enc
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.local_prefixes import LocalPrefixes
 from triptych_gateway.decision.local_room import LocalRoom
-from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
+from triptych_gateway.decision.namespace_decisions import Answering, LearnedAnswering, NamespaceDecisions
 from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
 from triptych_gateway.decision.shared_queue import SharedQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
