@@ -52,6 +52,7 @@ NUM_CLIENTS, REQUESTS_OF_CLIENT = 60, 5
 MAX_REFUSAL_S = 5.0
 THROUGHPUT_BAR = 0.95
 ENGINE_ARGS = "--dtype=float32"
+MAX_IN_FLIGHT = "512"  # `small` has 300 at once, and both servers are to answer all of them
 MONOLITH = "monolith"
 
 
@@ -220,7 +221,9 @@ def main() -> int:
         found = measure(servers, options)
     else:
         args = (f"--encoder-args={ENGINE_ARGS}", f"--prefill-decode-args={ENGINE_ARGS}", *options.up)
-        with running_system(*args, model=options.model) as system:
+        with running_system(
+            *args, model=options.model, TRIPTYCH_MAX_REQUESTS_IN_FLIGHT=MAX_IN_FLIGHT
+        ) as system:
             servers = {"system": (system.base_url, name)}
             if options.no_monolith:
                 found = measure(servers, options)

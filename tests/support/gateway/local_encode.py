@@ -1,10 +1,10 @@
 """Local encodes: an instance with a vision tower, and no encoder."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.system import System
-from triptych_common.protocol.messages import InstanceRecord, Modality, Role
+from triptych_common.protocol.messages import Compute, InstanceRecord, Modality, Role, Sharing
 
 ANSWER = "1x8x8 word0 word1 word2"  # for one image of `image_bytes` in front of a text
 QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
@@ -31,10 +31,20 @@ async def tower(
 
 async def without_encoders(system: System) -> None:
     """From now on the gateway sees no encoder."""
+    await _seen(system, lambda record: None if record.role is Role.ENCODE else record)
+
+
+async def on_shared_cores(system: System) -> None:
+    """From now on the gateway sees all instances compute on the same cores."""
+    compute = Compute(sharing=Sharing.CORES)
+    await _seen(system, lambda record: record.model_copy(update={"compute": compute}))
+
+
+async def _seen(system: System, seen_as: Callable[[InstanceRecord], InstanceRecord | None]) -> None:
     look = system.gateway.view._registry.list_instances
 
     async def list_instances() -> list[InstanceRecord]:
-        return [record for record in await look() if record.role is not Role.ENCODE]
+        return [seen for record in await look() if (seen := seen_as(record)) is not None]
 
     system.gateway.view._registry.list_instances = list_instances  # type: ignore[method-assign]
     await system.refresh()

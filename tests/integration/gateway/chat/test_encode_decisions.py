@@ -11,14 +11,16 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.hosts import TARGET, opened_hosts
-from tests.support.gateway.local_encode import ANSWER, tower, without_encoders
+from tests.support.gateway.local_encode import ANSWER, on_shared_cores, tower, without_encoders
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until
+from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import FailureKind, Role
 from triptych_gateway.decision.linear_cost import LinearCost
+from triptych_gateway.decision.local_room import NUM_PLACES
 from triptych_gateway.decision.serving_costs import ServingCosts
 
 TEXT = {"type": "text", "text": "what is this?"}
@@ -175,6 +177,51 @@ async def test_a_queue_before_the_encoders_is_avoided(system: System) -> None:
         assert count(system, "local", "encoders_slower") == 1
         assert len(system.encoder.jobs) == 1
         system.encoder.before_seal.set()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_small_images_on_shared_cores_are_encoded_where_they_are_needed_unless_text_is_there(
+    system: System,
+) -> None:
+    instance = await tower(system)
+    await on_shared_cores(system)
+    learn(system, encode_s=0.01, local_s=0.02)
+    load = system.gateway.chat.media_serving.decisions.load
+    load.begin_work(instance.name, time.monotonic(), 1.0)  # something is under way
+    await asyncio.gather(*(system.ask([TEXT, image(number)]) for number in range(NUM_PLACES + 8)))
+    assert count(system, "local", "too_small") == NUM_PLACES + 8
+    assert system.encoder.jobs == []
+    load.begin_text(instance.name)
+    await system.ask([TEXT, image(99)])
+    assert count(system, "remote", "shared_compute") == 1
+    load.end_text(instance.name)
+    learn(system, encode_s=0.1, local_s=0.02)
+    await system.ask([TEXT, image(98)])
+    assert count(system, "remote", "shared_compute") == 2
+    assert system.gateway.chat.media_serving.decisions._room.num_requests(instance.name) == 0
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_what_waited_for_room_goes_to_encoders_if_a_text_has_come(system: System) -> None:
+    instance = await tower(system)
+    await on_shared_cores(system)
+    learn(system, encode_s=0.01, local_s=0.02)
+    decisions = system.gateway.chat.media_serving.decisions
+    decisions.load.begin_work(instance.name, time.monotonic(), 1.0)
+    deadline = time.monotonic() + 60
+    places = [await decisions._room.take_place(instance.name, Lane(), deadline) for _ in range(NUM_PLACES)]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: decisions._room.num_held(instance.name) == 1)
+        assert (system.encoder.jobs, instance.bodies) == ([], [])
+        decisions.load.begin_text(instance.name)
+        places[0].leave()
+    assert count(system, "remote", "shared_compute") == 1
+    assert decisions._room.num_requests(instance.name) == NUM_PLACES - 1
+    for place in places:
+        place.leave()
+    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [AUTO], indirect=True)

@@ -24,7 +24,7 @@ from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.stages import Stages
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import media_body
-from triptych_gateway.decision.encode_decisions import Answering
+from triptych_gateway.decision.namespace_decisions import Answering
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest

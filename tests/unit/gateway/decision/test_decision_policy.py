@@ -76,6 +76,16 @@ def test_who_shares_the_encoders_cores_does_not_help_beside_others() -> None:
     assert DecisionPolicy("auto").break_even(NEW, seconds(1.0, 0.5)).way is LOCAL
 
 
+def test_on_the_encoders_cores_small_items_are_encoded_where_they_are_needed() -> None:
+    small = replace(seconds(1.0, 2.0), is_handover_dearer=True)
+    on_gpu = replace(NEW, shares_compute=True)
+    assert DecisionPolicy("auto").break_even(on_gpu, small).reason is DecisionReason.SHARED_COMPUTE
+    decision = DecisionPolicy("auto").break_even(replace(on_gpu, shares_cores=True), small)
+    assert (decision.way, decision.reason, decision.needs_room) == (LOCAL, DecisionReason.TOO_SMALL, True)
+    large = DecisionPolicy("auto").break_even(replace(on_gpu, shares_cores=True), seconds(1.0, 0.5))
+    assert (large.reason, large.needs_room) == (DecisionReason.SHARED_COMPUTE, False)
+
+
 def test_it_begins_ahead_and_ends_behind() -> None:
     policy = DecisionPolicy("auto")
     between = seconds(1.0, 1.0 - MARGIN / 2)

@@ -7,6 +7,8 @@ import pytest
 from triptych_gateway.decision.instance_load import WorkAhead
 from triptych_gateway.decision.linear_cost import Line
 from triptych_gateway.decision.prediction import (
+    HANDOVER_S,
+    SMALL_S,
     STALL_WEIGHT,
     Demand,
     EncoderQueue,
@@ -125,3 +127,18 @@ def test_before_it_was_measured_an_encode_there_is_derived_from_the_encoders() -
     assert not unmeasured.is_local_measured
     assert unmeasured.local_s == pytest.approx(0.1 + 0.1)
     assert predicted(replace(COSTS, local=None, prefill=None)).local_s == pytest.approx(0.2)
+
+
+def test_where_the_handover_is_dearer_than_the_encode() -> None:
+    small = Demand(2, 2 * 1000 * SMALL_S, 2, 2 * 1000 * SMALL_S)
+    assert predicted(demand=small).is_handover_dearer
+    assert not predicted(demand=replace(small, num_rows=small.num_rows + 1)).is_handover_dearer
+    assert not predicted(demand=replace(small, num_rows=0)).is_handover_dearer  # not known
+    assert not predicted(demand=small, load=replace(IDLE, num_texts=1)).is_handover_dearer
+    streams = int(HANDOVER_S / SMALL_S / STALL_WEIGHT)
+    assert predicted(demand=small, load=replace(IDLE, num_streams=streams)).is_handover_dearer
+    beside = replace(IDLE, num_streams=streams + 1)
+    assert not predicted(demand=small, load=beside).is_handover_dearer
+    assert predicted(demand=small, load=replace(beside, num_held=1)).is_handover_dearer
+    ahead = WorkAhead(((0.0, 1.0),))
+    assert predicted(demand=small, load=replace(beside, local_ahead=ahead)).is_handover_dearer

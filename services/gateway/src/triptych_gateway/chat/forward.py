@@ -241,7 +241,7 @@ def demand_of(
 
 
 def _same_request(dispatch: Dispatch) -> tuple[bytes, bytes, bytes]:
-    """What two requests have in common that are the same one sent twice."""
+    """Return the digest that two requests share if a caller sends the same one twice."""
     owner, path = dispatch.arrival.caller.owner, dispatch.path or dispatch.endpoint.path
     return owner.encode(), path.encode(), dispatch.body
 

@@ -39,7 +39,8 @@ from triptych_gateway.chat.upstream import (
     first_event_error,
     open_answer,
 )
-from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
+from triptych_gateway.decision.encode_decisions import EncodeDecisions
+from triptych_gateway.decision.namespace_decisions import Answering
 from triptych_gateway.endpoints.endpoint import EndpointKind
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics

@@ -1,12 +1,13 @@
 """Decisions: encoders encode a request's media, or an instance with a vision tower does.
 
-In the order of a decision; all but the first two are pure.
+In the order of a decision; all but the first two and `local_room` are pure.
 
 encode_decisions     one per gateway: gathers what a decision needs; owns what is indented
 encode_override        requests that may decide themselves; pure
 shared_queue           the jobs of other gateways
 local_prefixes         prompts, up to an item, that an instance has encoded itself
 instance_load          the work that this gateway has put before each instance, and the streams there
+local_room             requests that wait here for room at an instance that will encode them
 namespace_decisions    one per namespace: decides, and learns from the outcome
 decision_policy          remote or local, with a reason
 idle_ways                the quicker way on an idle system, where both share compute

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from triptych_gateway.decision.local_room import LocalPlace
 from triptych_gateway.decision.prediction import BYTES_PER_TOKEN
 
 
@@ -28,6 +29,7 @@ class Course:
     work_s: float = 0.0  # the instance's, before the first token
     is_measured: bool = False  # its first token says what such a request costs
     is_alone: bool = False  # and what its way takes on an idle system, where compute is shared
+    place: LocalPlace | None = None  # that it gives back with its first token
 
 
 def text_tokens(num_bytes: int) -> float:

@@ -10,7 +10,9 @@ instance, where that is predicted to cost little.
 
 An instance that shares compute with the encoders adds no cores and no GPU: as soon as anything
 is under way, one encode here is one less there, and the handover is what lets both stages go on at once. So
-it helps such encoders only when all are idle, where it may save the handover (`idle_ways`).
+it helps such encoders when all are idle, where it may save the handover (`idle_ways`). On the same cores it
+encodes small items also under load, since their handover takes more of these cores than their encode, as
+long as no text is computed there.
 """
 
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class DecisionReason(StrEnum):
     COSTS_UNKNOWN = "costs_unknown"
     BELOW_BREAK_EVEN = "below_break_even"
     PREFIX_COVERED = "prefix_covered"  # the instance has encoded all of it, in the same prompt
-    TOO_SMALL = "too_small"  # encoders are idle, and the handover takes longer than an encode at the instance
+    TOO_SMALL = "too_small"  # the handover takes longer than an encode at the instance
     ENCODERS_FAR = "encoders_far"  # they are at another store, and the item's way from there is what counts
     ENCODERS_SLOWER = "encoders_slower"  # they have others' items before it
     SHARED_COMPUTE = "shared_compute"  # with the encoders, and something is under way
@@ -70,6 +72,7 @@ class DecisionFacts:
     is_stream: bool = True  # a whole answer does not show what it cost
     is_idle: bool = False  # the instance that would encode has nothing to do
     shares_compute: bool = False  # it computes on the encoders' cores, or on their GPU
+    shares_cores: bool = False  # on their cores
     is_covered: bool = False  # it has encoded all items before, in the same prompt
 
 
@@ -79,6 +82,7 @@ class EncodeDecision:
     reason: DecisionReason
     prediction: Prediction | None = None
     is_alone: bool = False  # nothing else was under way, where compute is shared
+    needs_room: bool = False  # it waits at the gateway while its instance has enough of such requests
 
     @property
     def is_local(self) -> bool:
@@ -145,6 +149,8 @@ class DecisionPolicy:
         if prediction is None:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.COSTS_UNKNOWN)
         self._num_decided += 1
+        if facts.shares_cores and prediction.is_handover_dearer:
+            return EncodeDecision(EncodeWay.LOCAL, DecisionReason.TOO_SMALL, prediction, needs_room=True)
         if facts.shares_compute:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.SHARED_COMPUTE, prediction)
         remote_s, local_s = prediction.remote_cost_s, prediction.local_cost_s

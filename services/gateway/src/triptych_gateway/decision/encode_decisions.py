@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
 
@@ -21,7 +21,8 @@ from triptych_gateway.decision.decision_policy import (
 from triptych_gateway.decision.encode_override import EncodeOverride, cannot_encode_here
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.local_prefixes import LocalPrefixes
-from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
+from triptych_gateway.decision.local_room import LocalRoom
+from triptych_gateway.decision.namespace_decisions import Answering, LearnedAnswering, NamespaceDecisions
 from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
 from triptych_gateway.decision.shared_queue import SharedQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
@@ -51,56 +52,6 @@ class DecidedRequest:
     figures: dict[str, float | int | bool]  # that it was made from, for the trace
 
 
-class Answering:
-    """Answer of one instance to a request, from which nothing is learned. `end` must follow."""
-
-    def on_first_token(self, *, is_stream: bool) -> None:
-        """Record the beginning of the answer; one that is no stream has ended with it."""
-
-    def end(self) -> None:
-        """End the request in any way, at any time."""
-
-
-class LearnedAnswering(Answering):
-    """Answer of one instance, counted as work before it and measured for later predictions."""
-
-    def __init__(
-        self, load: InstanceLoad, namespace: NamespaceDecisions | None, instance: str, course: Course
-    ) -> None:
-        self._load, self._namespace = load, namespace
-        self._instance, self._course = instance, course
-        self._sent_at = time.monotonic()
-        is_remote = course.kind is CourseKind.REMOTE
-        self._since = course.decided_at if is_remote else self._sent_at
-        due_at = self._since + course.encode_s
-        self._busy_s = load.work_ahead(instance, self._sent_at).busy_s(max(0.0, due_at - self._sent_at))
-        self._work_id: int | None = load.begin_work(instance, due_at, course.work_s)
-        self._total_s = load.total_work_s(instance)
-        self._is_streaming = False
-
-    def on_first_token(self, *, is_stream: bool) -> None:
-        now = time.monotonic()
-        self._end_work(now)
-        if not is_stream:
-            return
-        self._is_streaming = True
-        self._load.begin_stream(self._instance)
-        if self._namespace is not None:
-            disturbed_s = self._load.total_work_s(self._instance) - self._total_s
-            self._namespace.on_first_token(self._course, self._busy_s, disturbed_s, now - self._since, now)
-
-    def end(self) -> None:
-        self._end_work(time.monotonic())
-        if self._is_streaming:
-            self._is_streaming = False
-            self._load.end_stream(self._instance)
-
-    def _end_work(self, now: float) -> None:
-        if self._work_id is not None:
-            self._load.end_work(self._instance, self._work_id, now)
-            self._work_id = None
-
-
 class EncodeDecisions:
     """Decisions of one gateway, with all that they learn from."""
 
@@ -128,6 +79,7 @@ class EncodeDecisions:
         self._namespaces: LRUCache[str, NamespaceDecisions] = LRUCache(MAX_NAMESPACES)
         self._prefixes = LocalPrefixes()
         self.load = InstanceLoad()
+        self._room = LocalRoom()
 
     def namespace(self, digest: str) -> NamespaceDecisions:
         known: NamespaceDecisions | None = self._namespaces.get(digest)
@@ -146,14 +98,39 @@ class EncodeDecisions:
     ) -> DecidedRequest:
         """Decide which process encodes the media of `request`, whose wait is open and without orders.
 
+        Where it waits for room at its instance, it is decided anew when there is some: texts may be computed
+        there by then.
+
         Args:
             chosen: instance that gets it if encoders encode.
             asked: the request's own choice.
             only: instances that may get it; None: all of its namespace.
 
         Raises:
-            RequestError: 400, it asks for what cannot be, or for media that no instance takes.
+            RequestError: 400, it asks for what cannot be, or for media that no instance takes; 503, there was
+                no room before its deadline.
         """
+        decided = await self._decide(request, media_wait, chosen, asked, only)
+        if decided.decision.needs_room:
+            instance = decided.instance.instance
+            must_wait = self._room.is_full(instance)
+            place = await self._room.take_place(instance, media_wait.lane, media_wait.deadline)
+            if must_wait:
+                decided = await self._decide(request, media_wait, chosen, asked, only)
+            if decided.decision.needs_room:
+                decided = replace(decided, course=replace(decided.course, place=place))
+            else:
+                place.leave()
+        return self._counted(decided)
+
+    async def _decide(
+        self,
+        request: ChatRequest,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        asked: DecisionMode | None,
+        only: Set[str] | None,
+    ) -> DecidedRequest:
         digest = media_wait.namespace_digest
         namespace, now = self.namespace(digest), time.monotonic()
         unknown = {each for each in media_wait.mm_hashes if each not in media_wait.sizes}
@@ -168,6 +145,7 @@ class EncodeDecisions:
         if not encoder_may_return:
             able = towers_of(self._records(only), request.model, digest, frozenset())
             check_counts((item.part for item in media_wait.items), widest_limits(able))
+        is_shared = target is not None and shares_compute(target, self._encoders_of(digest))
         facts = DecisionFacts(
             num_items=len(media_wait.items),
             num_new_items=len(new),
@@ -178,8 +156,16 @@ class EncodeDecisions:
             has_encoder=has_encoder,
             encoder_may_return=encoder_may_return,
             is_stream=request.stream,
-            is_idle=target is not None and self.load.is_idle(target.instance),
-            shares_compute=target is not None and shares_compute(target, self._encoders_of(digest)),
+            is_idle=target is not None
+            and self.load.is_idle(target.instance)
+            and not self._room.num_requests(target.instance)
+            and len({each for item in self._orders.table for each in item.request_ids})
+            == 1,  # of those that came at once, none is alone
+            shares_compute=is_shared,
+            shares_cores=is_shared
+            and target is not None
+            and target.compute is not None
+            and target.compute.gpu is None,
             is_covered=num_items_here == len(media_wait.items),
         )
         if asked == "local" and (not facts.has_tower or facts.needs_encoder):
@@ -190,24 +176,24 @@ class EncodeDecisions:
             course = Course(CourseKind.REMOTE, now)
             if decision.reason is DecisionReason.SIZES_KNOWN:
                 course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
-            return self._decided(decision, chosen, course, facts)
+            return _decided(decision, chosen, course, facts)
         first = target or chosen
         if decision is not None and not facts.is_predictable:
-            return self._decided(decision, first, Course(CourseKind.LOCAL, now), facts)
+            return _decided(decision, first, Course(CourseKind.LOCAL, now), facts)
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
             load = await self._load_before(media_wait, new, chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
-        return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
+        return _decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
 
     def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
         """Return the fixed decision for a request that continues a response of `instance`."""
         kind = CourseKind.LOCAL if is_local else CourseKind.REMOTE
         way = EncodeWay.LOCAL if is_local else EncodeWay.REMOTE
         decision = EncodeDecision(way, DecisionReason.STORED_RESPONSE)
-        return self._decided(decision, instance, Course(kind, time.monotonic()))
+        return self._counted(_decided(decision, instance, Course(kind, time.monotonic())))
 
     def on_sizes(self, media_wait: MediaWait) -> None:
         """Learn from the sizes of a request's items."""
@@ -253,17 +239,10 @@ class EncodeDecisions:
             )
 
     # ---- parts -----------------------------------------------------------------------------------
-    def _decided(
-        self,
-        decision: EncodeDecision,
-        instance: InstanceRecord,
-        course: Course,
-        facts: DecisionFacts | None = None,
-        demand: Demand | None = None,
-        load: Load | None = None,
-    ) -> DecidedRequest:
+    def _counted(self, decided: DecidedRequest) -> DecidedRequest:
+        decision = decided.decision
         self._metrics.encode_decisions.labels(decision.way.value, decision.reason.value).inc()
-        return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
+        return decided
 
     def _is_in_flight(self, mm_hash: MmHash) -> bool:
         item = self._orders.table.get(mm_hash)
@@ -335,6 +314,8 @@ class EncodeDecisions:
             self.load.work_ahead(chosen.instance, now),
             self.load.work_ahead(target.instance, now),
             self.load.num_streams(target.instance),
+            self.load.num_texts(target.instance),
+            self._room.num_held(target.instance),
             tuple(transfers_s),
         )
 
@@ -362,6 +343,17 @@ class EncodeDecisions:
             num_text_tokens=num_tokens,
             num_rows_here=sum(rows[:num_items_here]),
         )
+
+
+def _decided(
+    decision: EncodeDecision,
+    instance: InstanceRecord,
+    course: Course,
+    facts: DecisionFacts | None = None,
+    demand: Demand | None = None,
+    load: Load | None = None,
+) -> DecidedRequest:
+    return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
 
 
 def _num_pixels(item: TakenItem) -> int:

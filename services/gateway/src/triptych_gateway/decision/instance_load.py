@@ -1,4 +1,4 @@
-"""InstanceLoad: the work that this gateway has put before each instance, and its streams. Pure.
+"""InstanceLoad: the work that this gateway has put before each instance, and its answers under way. Pure.
 
 A piece of work is what one request needs of its instance until its first token. It is due at once, or when
 encoders will have made its items; an instance takes due work one after the other.
@@ -58,6 +58,7 @@ class InstanceLoad:
     def __init__(self) -> None:
         self._instances: defaultdict[str, _Instance] = defaultdict(_Instance)
         self._num_streams: Counter[str] = Counter()
+        self._num_texts: Counter[str] = Counter()
         self._ids = count()
 
     def work_ahead(self, instance: str, now: float) -> WorkAhead:
@@ -74,6 +75,10 @@ class InstanceLoad:
     def num_streams(self, instance: str) -> int:
         """Return the number of answers under way, token by token."""
         return self._num_streams[instance]
+
+    def num_texts(self, instance: str) -> int:
+        """Requests that need no encode, from when they are sent to the end of their answers."""
+        return self._num_texts[instance]
 
     def is_idle(self, instance: str) -> bool:
         known = self._instances.get(instance)
@@ -104,6 +109,15 @@ class InstanceLoad:
         self._num_streams[instance] -= 1
         if self._num_streams[instance] <= 0:
             del self._num_streams[instance]
+
+    def begin_text(self, instance: str) -> None:
+        """A request that needs no encode was sent. `end_text` must follow."""
+        self._num_texts[instance] += 1
+
+    def end_text(self, instance: str) -> None:
+        self._num_texts[instance] -= 1
+        if self._num_texts[instance] <= 0:
+            del self._num_texts[instance]
 
     def forget_all_but(self, alive: set[str]) -> None:
         """Drop facts about instances that left the registry, once nothing of theirs runs."""

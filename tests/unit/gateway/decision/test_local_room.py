@@ -1,0 +1,86 @@
+"""Requests wait in turns for room at the instance that encodes them."""
+
+import asyncio
+import math
+
+import pytest
+
+from triptych_common.domain.fair_turns import Lane
+from triptych_gateway.decision.local_room import NUM_PLACES, LocalPlace, LocalRoom
+from triptych_gateway.errors import EncodeUnavailableError
+
+FLOOD, ALONE = Lane(flow="flood"), Lane(flow="alone")
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def filled(room: LocalRoom) -> list[LocalPlace]:
+    return [await room.take_place("pd-0", FLOOD, math.inf) for _ in range(NUM_PLACES)]
+
+
+async def test_a_place_that_is_left_goes_to_the_next_one_and_flows_take_turns() -> None:
+    room = LocalRoom()
+    assert not room.is_full("pd-0")
+    places = await filled(room)
+    assert room.is_full("pd-0")
+    assert not room.is_full("pd-1")
+    let_in: list[Lane] = []
+
+    async def wait(lane: Lane, until: asyncio.Event) -> None:
+        await room.take_place("pd-0", lane, math.inf)
+        let_in.append(lane)
+        await until.wait()
+
+    end = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for lane in [FLOOD] * 5 + [ALONE]:
+            group.create_task(wait(lane, end))
+        await settle()
+        assert (let_in, room.num_held("pd-0")) == ([], 6)
+        places[0].leave()
+        places[0].leave()  # a second time is none
+        await settle()
+        assert let_in == [ALONE]
+        places[1].leave()
+        await settle()
+        assert let_in == [ALONE, FLOOD]
+        assert room.num_requests("pd-0") == NUM_PLACES + 4
+        for place in places[2:]:
+            place.leave()
+        await settle()
+        assert room.num_held("pd-0") == 0
+        end.set()
+    await settle()
+    assert room.num_requests("pd-0") == 0, "places end with the tasks that took them"
+
+
+async def test_what_goes_away_takes_no_place_along() -> None:
+    room = LocalRoom()
+    places = await filled(room)
+    first, second = (asyncio.create_task(room.take_place("pd-0", FLOOD, math.inf)) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    places[0].leave()
+    await settle()
+    assert second.done()
+    third = asyncio.create_task(room.take_place("pd-0", FLOOD, math.inf))
+    await settle()
+    places[1].leave()
+    third.cancel()  # while its place is on the way
+    await settle()
+    for place in places:
+        place.leave()
+    await settle()
+    assert room.num_requests("pd-0") == 0
+
+
+async def test_the_deadline_ends_the_wait() -> None:
+    room = LocalRoom()
+    await filled(room)
+    with pytest.raises(EncodeUnavailableError) as caught:
+        await room.take_place("pd-0", FLOOD, 0.0)
+    assert caught.value.code == "deadline_exceeded"
