@@ -1,10 +1,10 @@
 """Simulation of allocators and eviction policies, on the store's own classes.
 
-python benchmarks/allocation.py [--steps N] [--seed N] [--json FILE]
+    python benchmarks/allocation.py [--steps N] [--seed N] [--json FILE]
 
-Requests draw their image from a skewed popularity (half of them from 60,000 images by a power law, half never
-seen again); an image has 256 to 16,384 rows, log-uniform. What is used is pinned for up to 20 further
-requests. Reported for each scheme, after the region has filled:
+Requests draw their image from a skewed popularity (half of them from 60,000 images by a power law, half
+never seen again); an image has 256 to 16,384 rows, log-uniform. What is used is pinned for up to 20
+further requests. Reported for each scheme, after the region has filled:
 
     used       mean share of the region that holds tensors (rounding and fragmentation are the rest)
     rows hit   share of all requested rows that did not have to be encoded again

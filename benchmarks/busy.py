@@ -1,6 +1,6 @@
 """Images on a busy machine: Triptych and one vLLM engine take turns beside busy loops.
 
-./triptych bench busy [--loops 8] [--images 200] [--streams 1] [--set VARIABLE=VALUE ...] [--json FILE]
+    ./triptych bench busy [--loops 8] [--images 200] [--streams 1] [--set VARIABLE=VALUE ...] [--json FILE]
 
 Each new image, from 64x64 to 6000x4000 pixels, is sent to both, one after the other, and timed to the end of
 the answer. `--loops` processes compute without a pause meanwhile, at normal priority, in a session of their

@@ -1,6 +1,6 @@
 """Time until everything of a request is given back after its client disconnects. Real engines.
 
-python benchmarks/cancellation.py [--rounds 10] [--json FILE]
+    python benchmarks/cancellation.py [--rounds 10] [--json FILE]
 
 One system (one encoder with two slots, made slow on purpose; one prefill_decode with space for one image),
 and requests that are left at one stage each:
@@ -10,8 +10,8 @@ and requests that are left at one stage each:
     granted    it has the only space: the request that waits for it gets it
     decoding   it is streaming: vLLM's request goes, and with it the image's pin
 
-Milliseconds from the close of the connection. The state is read from outside, every 5 ms. Exit status 1 if
-something was not given back at all.
+Milliseconds from the close of the connection. The state is read from outside, every 5 ms. Exit
+status 1 if something was not given back at all.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     ./triptych bench compare [--scale m] [--arms monolith,serial,triptych] [--workloads one_image,mixed]
                              [--repeats 7] [--starts 1] [--warm-up 1] [--json FILE]
 
-Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with 95
-% intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with what
-came. The exit code is 0 whatever came of that, and 1 if a request failed. Arms, workloads and method are in
-benchmarks/README.md.
+Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with
+95 % intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with
+what came. The exit code is 0 whatever came of that, and 1 if a request failed. Arms, workloads and method are
+in benchmarks/README.md.
 """
 
 import argparse

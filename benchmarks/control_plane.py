@@ -1,11 +1,11 @@
 """Cost of the control plane for each request, from 1 to 64 encoders and prefill_decodes.
 
-python benchmarks/control_plane.py [--instances 1 4 16 64] [--rounds 3] [--json FILE]
+    python benchmarks/control_plane.py [--instances 1 4 16 64] [--rounds 3] [--json FILE]
 
 Real: Redis, the cache_store, one gateway, and the encoders' and prefill_decodes' sides of the protocol, each
 instance a process. Stood in for: vLLM, which answers at once (`tests/support/fast`). All systems are up and
-take turns. Of each turn the cost of the same time without requests is taken off, which is a figure of its
-own. CPU is that of the processes, so a busy machine changes it little; latency it does change.
+take turns. Of each turn the cost of the same time without requests is taken off, which is a figure of
+its own. CPU is that of the processes, so a busy machine changes it little; latency it does change.
 """
 
 import argparse

@@ -12,7 +12,7 @@ fifth does not count:
 
 Figures are of the second key's first tokens, over all rounds. The bar:
 
-90th percentile flooded ÷ alone <= 2
+    90th percentile flooded ÷ alone    <= 2
 
 Exit status 1 if the bar is missed, or a request of the second key failed. A flood that is refused in part
 (429) is counted and goes on.

@@ -1,6 +1,6 @@
 """Cost of the gateway for a text request: a direct call, a minimal proxy, and the gateway, side by side.
 
-python benchmarks/gateway_cost.py [--rounds 7] [--seconds 2] [--other LABEL=CHECKOUT ...] [--json FILE]
+    python benchmarks/gateway_cost.py [--rounds 7] [--seconds 2] [--other LABEL=CHECKOUT ...] [--json FILE]
 
 Real processes, all up at once: an upstream that answers as vLLM does and computes nothing, a minimal proxy on
 aiohttp, a gateway of this checkout with a real Redis, and one of each checkout named by `--other`. Each arm

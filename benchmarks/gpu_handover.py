@@ -1,6 +1,6 @@
 """Handover of a tensor from a GPU to another worker: cuda_ipc and pinned_shm beside plain copies.
 
-python benchmarks/gpu_handover.py [--sizes MIB ...] [--repeats N] [--json FILE]
+    python benchmarks/gpu_handover.py [--sizes MIB ...] [--repeats N] [--json FILE]
 
 It needs an NVIDIA GPU, a CUDA build of torch and tests/gpu/requirements.txt; nothing of Triptych installed,
 no vLLM and no Redis. Every arrival is compared with what was sent.

@@ -4,9 +4,9 @@
                                   [--sizes MIB ...] [--pairs N ...] [--kept-disk-gib GIB] ...
 
 A producer process hands a bfloat16 tensor `[rows, 4096]` to a consumer process. The clock starts when the
-producer starts to write and is read when the consumer has a tensor, and again when it has read every byte of
-it (safetensors maps lazily: a tensor alone shows little). The reservation is made before, as encoders do
-while the tensor is being computed, and shown apart. Every arrival is checked by its sum.
+producer starts to write and is read when the consumer has a tensor, and again when it has read every byte
+of it (safetensors maps lazily: a tensor alone shows little). The reservation is made before, as encoders
+do while the tensor is being computed, and shown apart. Every arrival is checked by its sum.
 
     memcpy       libc's memmove of the same bytes within the producer, over memory as large as the region
     memcpy same  the same to one place, which may still be in the processor's cache

@@ -1,6 +1,6 @@
 """First token of a request with an uploaded file, beside text of as many tokens. Real engines.
 
-python benchmarks/known_file.py [--repeats 15] [--scale m] [--json FILE]
+    python benchmarks/known_file.py [--repeats 15] [--scale m] [--json FILE]
 
 One system as `up` starts it (one encoder, one prefill_decode, one gateway), with a model of a scale of
 `compare`. Each repeat uploads a new image, waits until it is encoded, which no request has asked for, and
@@ -10,10 +10,10 @@ asks, one after the other, in an order that changes:
     file        a new short text, and the file
     data_url    the same with the image itself: sent, decoded and hashed once more
 
-and then, in an order that changes, `text_again` and `file_again`: the file has been asked about before. Texts
-stand in front, so that no prefix is in the KV cache. Then the gateway is restarted, and each file is asked
-about once more (`file_restarted`), in turn with new texts (`text_restarted`). Ratios are of the first tokens
-of one repeat, with 95 % intervals. Bars:
+and then, in an order that changes, `text_again` and `file_again`: the file has been asked about before.
+Texts stand in front, so that no prefix is in the KV cache. Then the gateway is restarted, and each file is
+asked about once more (`file_restarted`), in turn with new texts (`text_restarted`). Ratios are of the first
+tokens of one repeat, with 95 % intervals. Bars:
 
     file ÷ text; file_again ÷ text_again; file_restarted ÷ text_restarted    <= 1.15
     encodes                                                                  one per file

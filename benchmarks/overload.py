@@ -11,8 +11,8 @@ One system as `up` starts it, with the demo model, and one vLLM engine with all 
             streams that are read to their end
     small   300 new images of 224 x 224 at once: the throughput
 
-A request is answered, or it is refused at once (429), and after its Retry-After it is sent again: a time that
-is true lets most of them in. What else comes back is a failure. The bars:
+A request is answered, or it is refused at once (429), and after its Retry-After it is sent again: a time
+that is true lets most of them in. What else comes back is a failure. The bars:
 
     failures                                               0
     a refusal comes within                                 5 s, at the 99th percentile

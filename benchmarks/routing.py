@@ -1,6 +1,6 @@
 """Conversations about shared images before two prefill_decodes, under each way to choose one.
 
-./triptych bench routing [--scale s] [--rounds 5] [--arms affinity,round_robin] [--json FILE]
+    ./triptych bench routing [--scale s] [--rounds 5] [--arms affinity,round_robin] [--json FILE]
 
 One encoder and two prefill_decodes are started once; a gateway for each arm stands before them, and the arms
 take turns. An arm is a file of routing profiles in benchmarks/routing_policies. Hit rates are vLLM's own

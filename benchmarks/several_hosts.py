@@ -1,6 +1,6 @@
 """Cost of an encoder on another host, and speed of the fabric. Hosts are network namespaces.
 
-python benchmarks/several_hosts.py [--parts throughput,handovers] [--repeats 15] [--json FILE]
+    python benchmarks/several_hosts.py [--parts throughput,handovers] [--repeats 15] [--json FILE]
 
 `throughput`: entries of 16 MiB from one host's store to another's by two fabric agents, in turn with a bare
 socket on the same cable (and NIXL over UCX's TCP, and iperf3, where they are installed).

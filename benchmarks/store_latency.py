@@ -1,11 +1,11 @@
 """Cost of the store's commands: ping, and reserve + seal + pin, in an empty store and in a full one.
 
-python benchmarks/store_latency.py [--entries N] [--clients N] [--cycles N] [--json FILE]
+    python benchmarks/store_latency.py [--entries N] [--clients N] [--cycles N] [--json FILE]
 
-The store is filled with `--entries` sealed entries. Then `--clients` sessions exist, and every client in turn
-measures one ping and one cycle on a small tensor (each command waits for its answer), so that both see the
-same machine at the same moment. A second measurement has all clients at work at once: their threads are in
-one process, so it shows how the store copes, not how fast it is. Medians, of all clients together.
+The store is filled with `--entries` sealed entries. Then `--clients` sessions exist, and every client in
+turn measures one ping and one cycle on a small tensor (each command waits for its answer), so that both
+see the same machine at the same moment. A second measurement has all clients at work at once: their threads
+are in one process, so it shows how the store copes, not how fast it is. Medians, of all clients together.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Cost of uploads at the gateway, and of large media on the way to an encoder.
 
-python benchmarks/uploads.py [--rounds 7] [--other LABEL=CHECKOUT ...] [--json FILE]
+    python benchmarks/uploads.py [--rounds 7] [--other LABEL=CHECKOUT ...] [--json FILE]
 
 Real gateways, all up at once: one of this checkout, and one of each checkout named by `--other`, each on one
 core, with a real Redis. Encoder and prefill_decode are fakes in this process, on the other core. Gateways

@@ -43,15 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(started)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--protocol-model",
-        choices=("quick", "deep"),
-        default="quick",
-        help="how far the model of the protocol is explored: seconds, or minutes",
-    )
-
-
 def _wants_docker() -> bool:
     return os.environ.get("TRIPTYCH_TEST_REDIS", "embedded") == "docker"
 

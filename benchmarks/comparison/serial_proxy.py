@@ -1,6 +1,6 @@
 """Proxy of vLLM's own encoder disaggregation at its best: encode first, then prefill.
 
-python -m comparison.serial_proxy --port 9000 --encoder URL --prefill-decode URL
+    python -m comparison.serial_proxy --port 9000 --encoder URL --prefill-decode URL
 
 It follows the proxy of vLLM's examples (`examples/disaggregated/disaggregated_encoder`): each image of a
 request goes to the encoder, all at once, named by the hash of its content; when the encoder has answered all

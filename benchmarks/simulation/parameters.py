@@ -1,8 +1,8 @@
 """Cost of each stage: the model's only numbers, kept as JSON beside this module, with their origin.
 
 Times are seconds of the thing that is occupied. A stage of the form `a + b·n` has its `a` in `..._s` and its
-`b` in `..._row_s`, `..._token_s` and so on. A *row* is one embedding of an image, which takes the place of
-one token of the prompt.
+`b` in `..._row_s`, `..._token_s` and so on. A *row* is one embedding of an image, which takes the
+place of one token of the prompt.
 """
 
 import json
@@ -155,9 +155,10 @@ def _part(cls: type[Part], raw: dict[str, Any]) -> Part:
 class Deployment:
     """Numbers and placement of all processes, and their policies.
 
-    `hosts`: (encoders, prefill_decodes) of each. `is_whole`: one deployment spans all hosts, and tensors
-    cross between hosts at `link_bytes_per_s`; otherwise each host is a deployment of its own, with gateways,
-    Redis and a store, and callers are spread over the hosts by their numbers of prefill_decodes.
+    `hosts`: (encoders, prefill_decodes) of each. `is_whole`: one deployment spans all hosts, and
+    tensors cross
+    between hosts at `link_bytes_per_s`; otherwise each host is a deployment of its own, with gateways, Redis
+    and a store, and callers are spread over the hosts by their numbers of prefill_decodes.
     """
 
     name: str

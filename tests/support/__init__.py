@@ -5,7 +5,6 @@ real/             the whole system with real engines, as `./triptych up` starts 
 protocol_world/   all actors of the protocol in one process, every order of their steps explored
 hostile/          images, options and files of a careless or hostile caller
 gateway/          a real gateway between a fake encoder and a fake prefill_decode
-store/            the store's logic against a model
 encoder/          an encoder's jobs around a fake engine and a fake store
 vllm_connector/   the connector's consumer, schedulers and workers in a test's hands
 fabric/           stores with a fabric agent each, and the gateway that orders transfers

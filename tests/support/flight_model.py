@@ -1,6 +1,8 @@
 """FAKE of `coordination.SingleFlight`: the flights in plain Python, over any streams of jobs.
 
-The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
+It is no second model of the protocol: it is the Redis of `protocol_world`, of whose scripts Python cannot run
+the text. That both answer alike is the test of a machine of its own (`test_flight_machine.py`), which draws
+calls that no gateway and no encoder makes.
 """
 
 from collections import Counter

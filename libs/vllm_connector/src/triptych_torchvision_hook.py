@@ -19,7 +19,7 @@ _SCHEMAS = {
 
 
 class TorchvisionHook(MetaPathFinder):
-    """Finds nothing: only sees to it that torchvision can be imported when it is asked for, once."""
+    """Import hook that finds nothing, but prepares torchvision's import when it is first requested."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname == "torchvision":
@@ -29,7 +29,7 @@ class TorchvisionHook(MetaPathFinder):
 
 
 def _define_schemas_if_mismatched() -> None:
-    """A CPU build of torch with a torchvision that was not built for the CPU (no `+cpu` in its version)."""
+    """Define schemas for a CPU build of torch beside a torchvision without `+cpu` in its version."""
     try:
         if "+cpu" in version("torchvision"):
             return

@@ -103,15 +103,6 @@ async def test_images_are_encoded_before_prefill_gets_their_metadata() -> None:
     assert {parts[0]["uuid"], parts[2]["uuid"]} == uuids
 
 
-async def test_text_goes_to_prefill_decode_alone() -> None:
-    encoder, prefill_decode = FakeVllm(), FakeVllm()
-    async with serial(encoder, prefill_decode) as url, new_session() as session:
-        question = Question("text", [{"role": "user", "content": "hello"}], 2)
-        answer = await ask(Endpoint(url, "model", session), question)
-    assert answer.token_ids == [0, 1]
-    assert encoder.asked == []
-
-
 @pytest.mark.parametrize("is_encoder", [True, False])
 async def test_a_failure_is_in_the_answer(is_encoder: bool) -> None:
     encoder, prefill_decode = FakeVllm(fails=is_encoder), FakeVllm(fails=not is_encoder)

@@ -17,7 +17,7 @@ from triptych_cache_store import scrape_relay
 from triptych_cache_store.scrape_relay import ScrapeRelay
 from triptych_cache_store.testing import StoreProcess
 
-START_LIMIT_S = 15.0
+START_LIMIT_S = 60.0
 
 
 def ask(port: int, target: str = "/metrics", method: str = "GET") -> tuple[int, str]:

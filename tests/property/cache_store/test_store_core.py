@@ -1,4 +1,4 @@
-"""The store's logic as a state machine (`tests.support.store.store_machine`), with the bytes that it guards.
+"""The store's logic as a state machine (`store_machine`), with the bytes that it guards.
 
 More of it: `pytest --hypothesis-profile=thorough tests/property/cache_store/test_store_core.py`.
 """
@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tests.support.store.store_machine import SESSIONS, StoreMachine
+from tests.property.cache_store.store_machine import SESSIONS, StoreMachine
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import ChecksumPass
 from triptych_cache_store.entries.entry_table import Entry, EntryState

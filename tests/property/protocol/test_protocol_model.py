@@ -3,23 +3,16 @@
 Gateway, encoders, prefill_decodes and the store are the real ones but for HTTP, Redis and vLLM (see
 `tests.support.protocol_world`). All orders of a small system are gone through; of larger ones those that
 differ from the usual order in few places, with a fault at every place; and random ones with many faults.
-`--protocol-model deep` goes further. docs/design/protocol_model.md has the figures.
+docs/design/protocol_model.md has the figures.
 """
 
-from collections import Counter
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.support.protocol_world.config import FAULTS, Config
+from tests.support.protocol_world.config import FAULTS, TOWER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
-from tests.support.protocol_world.random_walk import take_rare_faults, take_rare_steps, too_rare, walk
-from tests.support.protocol_world.virtual_loop import virtual_time
-from tests.support.protocol_world.world import World
+from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
 from triptych_common.protocol.steps import FABRIC_STEPS, STEPS
 
 ONE = Config(requests=((0,),), rows=(2,))
@@ -110,54 +103,21 @@ QUICK: dict[str, tuple[Config, Bounds]] = {
     "2x2x2, usual order, 1 fault": (replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),
     "2x2x1, usual order, 1 fault": (replace(SHARED, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),
 }
-DEEP: dict[str, tuple[Config, Bounds]] = {
-    "1x2x1, all coarse orders": (replace(TWO_ITEMS, is_coarse=True), ALL),
-    "1x2x1, all orders": (TWO_ITEMS, Bounds(max_states=200_000)),
-    "1x1x1, all coarse orders, 1 fault": (
-        replace(ONE, is_coarse=True, faults=FAULTS, max_faults=1),
-        Bounds(max_states=200_000),
-    ),
-    "1x1x1, 1 deviation, 2 faults": (
-        replace(ONE, is_coarse=True, faults=FAULTS, max_faults=2),
-        Bounds(max_deviations=1, max_states=200_000),
-    ),
-    "2x2x2, fine, 2 deviations": (TWO_OF_ALL, Bounds(max_deviations=2, max_states=200_000)),
-    "2x2x2, 2 deviations": (replace(TWO_OF_ALL, is_coarse=True), Bounds(max_deviations=2)),
-    "2x2x1, 2 deviations": (replace(SHARED, is_coarse=True), Bounds(max_deviations=2)),
-    "2x2x1 larger than the budget, 2 deviations": (replace(LARGE, is_coarse=True), Bounds(max_deviations=2)),
-    "2x2x2, 4 deviations": (
-        replace(TWO_OF_ALL, is_coarse=True),
-        Bounds(max_deviations=4, max_states=200_000),
-    ),
-    "one item, 2 gateways, all coarse orders": (
-        replace(ONE_FOR_TWO, is_coarse=True),
-        Bounds(max_states=200_000),
-    ),
-    "one item, 2 gateways, 2 deviations": (ONE_FOR_TWO, Bounds(max_deviations=2, max_states=200_000)),
-    "one item, 2 gateways, 1 deviation, 1 fault": (
-        replace(ONE_FOR_TWO, is_coarse=True, faults=FAULTS, max_faults=1),
-        Bounds(max_deviations=1, max_states=200_000),
-    ),
-    "2x2x2, 1 deviation, 1 fault": (
-        replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1),
-        Bounds(max_deviations=1, max_states=200_000),
-    ),
-    "2x2x1 larger than the budget, 1 deviation, 1 fault": (
-        replace(LARGE, is_coarse=True, faults=FAULTS, max_faults=1),
-        Bounds(max_deviations=1, max_states=200_000),
-    ),
-}
 
 NUM_WALKS = 40  # of each system
-RARE: tuple[tuple[Config, float], ...] = (
-    (replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9), 0.3),
-    (replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9), 0.3),
-    (replace(TWO_OF_ALL, faults=("unfit",), max_faults=9, max_attempts=9), 0.3),
-    (replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9), 0.3),
-    (replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
-    (replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
-    (replace(ASYNC, faults=("preempt_late",), max_faults=9), 0.3),
-    (replace(TWO_OF_ALL, faults=("cancel", "crash_encoder"), max_faults=9), 0.3),
+RARE = (
+    RareWalk(
+        replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9), 0.3
+    ),
+    RareWalk(after(TWO_OF_ALL, "unfit", "refuse", "preempt", "evict"), 0.3),
+    RareWalk(after(TWO_OF_ALL, "unfit"), 0.3),
+    RareWalk(
+        replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9), 0.3
+    ),
+    RareWalk(replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
+    RareWalk(replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
+    RareWalk(replace(ASYNC, faults=("preempt_late",), max_faults=9), 0.3),
+    RareWalk(replace(TWO_OF_ALL, faults=("cancel", "crash_encoder"), max_faults=9), 0.3),
 )
 """Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
@@ -194,86 +154,20 @@ def test_orders(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     explore(name, *QUICK[name], capsys)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DEEP)
-def test_more_orders(name: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--protocol-model") != "deep":
-        pytest.skip("minutes: asked for by --protocol-model deep")
-    explore(name, *DEEP[name], capsys)
+KINDS = (
+    *(each.name for each in STEPS if each.name not in NOT_MODELLED),
+    *FAULTS, *TOWER_FAULTS, *ON_REDIS,
+    "job, new", "job, own", "job, takeover", "time", "reap", "thaw", "reconnect", "end",
+)  # fmt: skip
 
 
-def test_random_orders_with_many_faults_take_every_kind_of_step(capsys: pytest.CaptureFixture[str]) -> None:
-    taken: Counter[str] = Counter()
-    for config in SYSTEMS.values():
-        for seed in range(NUM_WALKS):
-            taken += walk(replace(config, faults=FAULTS, max_faults=6), seed, fault_share=0.06).coverage
-    kinds = [each.name for each in STEPS if each.name not in NOT_MODELLED]
-    kinds += [
-        *FAULTS,
-        *ON_REDIS,
-        "job, new",
-        "job, own",
-        "job, takeover",
-        "time",
-        "reap",
-        "thaw",
-        "reconnect",
-        "end",
-    ]
-    num_walks = len(SYSTEMS) * NUM_WALKS
-    num_walks += take_rare_faults(taken, FAULTS, list(SYSTEMS.values()))
-    num_walks += take_rare_steps(taken, kinds, RARE, min_rounds=NUM_WALKS)
-    with capsys.disabled():
-        print(f"\n  steps taken in {num_walks} random walks:")
-        for kind in kinds:
-            print(f"    {kind:<24}{taken[kind]:>8}")
-    assert not too_rare(taken, kinds)
+@pytest.mark.parametrize("number", range(len(RARE)))
+def test_random_orders_of_what_is_rare(number: int) -> None:
+    for seed in range(NUM_WALKS):
+        walk(RARE[number].config, seed, RARE[number].fault_share)
 
 
-class ProtocolMachine(RuleBasedStateMachine):
-    """Hypothesis draws the orders, and makes the ones that fail short."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = ExitStack()
-        self.held.enter_context(virtual_time())
-        self.world = World(ONE)
-
-    @initialize(system=st.sampled_from(sorted(SYSTEMS)), is_coarse=st.booleans())
-    def start(self, system: str, is_coarse: bool) -> None:
-        self.world.close()
-        self.world = World(replace(SYSTEMS[system], is_coarse=is_coarse, faults=FAULTS, max_faults=5))
-
-    @rule(data=st.data())
-    def steps(self, data: st.DataObject) -> None:
-        for index in data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12)):
-            enabled = [each for each in self.world.enabled() if not each.is_fault]
-            if not enabled:
-                return
-            self.take(enabled[index % len(enabled)].key)
-
-    @precondition(lambda self: any(each.is_fault for each in self.world.enabled()))
-    @rule(data=st.data())
-    def fault(self, data: st.DataObject) -> None:
-        faults = [each.key for each in self.world.enabled() if each.is_fault]
-        self.take(data.draw(st.sampled_from(faults)))
-
-    def take(self, key: object) -> None:
-        self.world.take(key)  # type: ignore[arg-type]
-        self.world.check()
-
-    def teardown(self) -> None:
-        with self.held:
-            for _ in range(5000):
-                enabled = [each for each in self.world.enabled() if not each.is_fault]
-                if not enabled:
-                    break
-                self.take(enabled[0].key)
-            else:
-                raise AssertionError("it never ends")
-            self.world.check_quiet()
-            self.world.close()
-
-
-TestProtocol = ProtocolMachine.TestCase
-TestProtocol.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+def test_random_orders_with_many_faults_take_every_kind_of_step() -> None:
+    faults = (*FAULTS, *TOWER_FAULTS)
+    rare = {**dict.fromkeys(KINDS, RARE), **of_faults(faults, [*SYSTEMS.values()])}
+    take_every_kind(KINDS, SYSTEMS.values(), faults, NUM_WALKS, rare)

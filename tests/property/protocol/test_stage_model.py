@@ -5,7 +5,6 @@ and leases of one that decodes are the real ones (see `tests.support.protocol_wo
 `test_protocol_model`.
 """
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.property.protocol.test_protocol_model import USUAL, explore
 from tests.support.protocol_world.config import FAULTS, STAGE_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds
-from tests.support.protocol_world.random_walk import take_rare_faults, take_rare_steps, too_rare, walk
+from tests.support.protocol_world.random_walk import RareWalk, of_faults, take_every_kind, walk
 from triptych_common.protocol.steps import STAGE_STEPS
 
 ALL_FAULTS = (*FAULTS, *STAGE_FAULTS)
@@ -49,13 +48,17 @@ LONG: dict[str, tuple[Config, Bounds]] = {
 }
 
 NUM_WALKS = 12  # of each system
-RARE: tuple[tuple[Config, float], ...] = (
-    (replace(TURNS, faults=("forget_prefix",), max_faults=9), 0.5),
-    (replace(TURNS, faults=("lose_read",), max_faults=9), 0.5),
-    (replace(PAIRS, faults=("repeat_decode",), max_faults=9), 0.5),
-    (replace(PAIRS, requests=((0,), (1,)) * 3, faults=("crash_decode", "cancel"), max_faults=6), 0.03),
-    (replace(PAIRS, requests=((0,), (1,)) * 3, num_decodes=1, faults=("drain_decode",), max_faults=9), 0.05),
-    (replace(PAIRS, faults=("lose_load",), max_faults=9), 0.5),
+RARE = (
+    RareWalk(replace(TURNS, faults=("forget_prefix",), max_faults=9), 0.5),
+    RareWalk(replace(TURNS, faults=("lose_read",), max_faults=9), 0.5),
+    RareWalk(replace(PAIRS, faults=("repeat_decode",), max_faults=9), 0.5),
+    RareWalk(
+        replace(PAIRS, requests=((0,), (1,)) * 3, faults=("crash_decode", "cancel"), max_faults=6), 0.03
+    ),
+    RareWalk(
+        replace(PAIRS, requests=((0,), (1,)) * 3, num_decodes=1, faults=("drain_decode",), max_faults=9), 0.05
+    ),
+    RareWalk(replace(PAIRS, faults=("lose_load",), max_faults=9), 0.5),
 )
 KINDS = (
     *(each.name for each in STAGE_STEPS),
@@ -76,19 +79,9 @@ def test_more_orders_in_two_stages(name: str, capsys: pytest.CaptureFixture[str]
     explore(name, *LONG[name], capsys)
 
 
-def test_random_orders_with_many_faults_take_every_step_of_the_stages(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    taken: Counter[str] = Counter()
-    for config in SYSTEMS.values():
-        for seed in range(NUM_WALKS):
-            taken += walk(replace(config, faults=ALL_FAULTS, max_faults=6), seed, fault_share=0.06).coverage
-    num_walks = len(SYSTEMS) * NUM_WALKS
-    num_walks += take_rare_faults(taken, STAGE_FAULTS, list(SYSTEMS.values()))
-    num_walks += take_rare_steps(taken, KINDS, RARE)
-    with capsys.disabled():
-        print(f"\n  steps taken in {num_walks} random walks: { ({kind: taken[kind] for kind in KINDS}) }")
-    assert not too_rare(taken, KINDS)
+def test_random_orders_with_many_faults_take_every_step_of_the_stages() -> None:
+    rare = {**dict.fromkeys(KINDS, RARE), **of_faults(STAGE_FAULTS, [*SYSTEMS.values()])}
+    take_every_kind(KINDS, SYSTEMS.values(), ALL_FAULTS, NUM_WALKS, rare)
 
 
 @pytest.mark.parametrize("seed", range(5))

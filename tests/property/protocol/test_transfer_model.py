@@ -5,7 +5,6 @@ and threads are the real ones (see `tests.support.protocol_world.transfers`). Or
 `test_protocol_model`.
 """
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,7 @@ import pytest
 from tests.property.protocol.test_protocol_model import USUAL, explore
 from tests.support.protocol_world.config import FAULTS, TRANSFER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds
-from tests.support.protocol_world.random_walk import (
-    RareWalk,
-    take_rare_faults,
-    take_rare_kinds,
-    too_rare,
-    walk,
-)
+from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
 from triptych_common.protocol.steps import FABRIC_STEPS
 
 ALL_FAULTS = (*FAULTS, *TRANSFER_FAULTS)
@@ -63,11 +56,7 @@ LONG: dict[str, tuple[Config, Bounds]] = {
 NUM_WALKS = 12  # of each system
 
 
-def _after(config: Config, *faults: str) -> Config:
-    return replace(config, faults=faults, max_faults=9, max_attempts=9)
-
-
-LATE = RareWalk(_after(FAR, "crash_encoder"), 0.1, slow="encoder-0")
+LATE = RareWalk(after(FAR, "crash_encoder"), 0.1, slow="encoder-0")
 """The target has reserved before the encoder is done; then that dies."""
 RARE: dict[str, RareWalk] = {
     "sealed_to_source": LATE,
@@ -75,12 +64,12 @@ RARE: dict[str, RareWalk] = {
     "unwatch_source": LATE,
     "failed, writer_lost": LATE,
     "frame, cancel": LATE,
-    "job, spare": RareWalk(_after(BOTH, "crash_encoder"), 0.2),
-    "link, refused": RareWalk(_after(BOTH, "restart_store"), 0.05),
-    "frame, present": RareWalk(_after(replace(THREE, shares_consumer=True), "crash_agent"), 0.05),
-    "failed, corrupted": RareWalk(_after(FAR, "damage"), 0.3),
-    "failed, absent": RareWalk(_after(FAR, "crash_encoder"), 0.16),
-    "failed, expired": RareWalk(_after(FAR, "hurry"), 0.05),
+    "job, spare": RareWalk(after(BOTH, "crash_encoder"), 0.2),
+    "link, refused": RareWalk(after(BOTH, "restart_store"), 0.05),
+    "frame, present": RareWalk(after(replace(THREE, shares_consumer=True), "crash_agent"), 0.05),
+    "failed, corrupted": RareWalk(after(FAR, "damage"), 0.3),
+    "failed, absent": RareWalk(after(FAR, "crash_encoder"), 0.16),
+    "failed, expired": RareWalk(after(FAR, "hurry"), 0.05),
 }
 """What seldom happens, and where it does."""
 KINDS = (
@@ -105,19 +94,9 @@ def test_more_orders_of_several_stores(name: str, capsys: pytest.CaptureFixture[
     explore(name, *LONG[name], capsys)
 
 
-def test_random_orders_with_many_faults_take_every_step_of_a_transfer(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    taken: Counter[str] = Counter()
-    for config in SYSTEMS.values():
-        for seed in range(NUM_WALKS):
-            taken += walk(replace(config, faults=ALL_FAULTS, max_faults=6), seed, fault_share=0.06).coverage
-    num_walks = len(SYSTEMS) * NUM_WALKS
-    num_walks += take_rare_faults(taken, TRANSFER_FAULTS, [FAR, BOTH])
-    num_walks += take_rare_kinds(taken, RARE)
-    with capsys.disabled():
-        print(f"\n  steps taken in {num_walks} random walks: { ({kind: taken[kind] for kind in KINDS}) }")
-    assert not too_rare(taken, KINDS)
+def test_random_orders_with_many_faults_take_every_step_of_a_transfer() -> None:
+    rare = {**of_faults(TRANSFER_FAULTS, [FAR, BOTH]), **{kind: [each] for kind, each in RARE.items()}}
+    take_every_kind(KINDS, SYSTEMS.values(), ALL_FAULTS, NUM_WALKS, rare)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,5 +13,4 @@ media       images, videos and sounds of several sizes, from seeds
 questions   chat requests about them, the same for the same seed; with other media, with media exchanged
 answers     what a server answers, as token ids and logprobs; a monolithic vLLM for a family
 answer_alone  a program: the answers of one engine in one process, family after family
-try_families  a program: makes families, asks their monoliths, and says whether other media change answers
 """

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 from tests.support.families.folders import family_folder
-from tests.support.families.questions import FamilyQuestion
 from tests.support.families.registry import ALL_FAMILIES
 from tests.support.real.system import Server, running_monolith
 
@@ -97,37 +96,3 @@ def monolith_answers(name: str, bodies: Sequence[dict[str, Any]], log_folder: Pa
     """
     with family_monolith(name, log_folder) as server:
         return answers_to(server, bodies)
-
-
-@dataclass(frozen=True)
-class MediaEffect:
-    """Answers to a question, to the same with other media, and with its media exchanged if it can be."""
-
-    answer: TokenAnswer
-    with_other_media: TokenAnswer
-    with_exchanged_media: TokenAnswer | None
-
-    @property
-    def problem(self) -> str:
-        """Why this answer does not tell whether an engine had the right media; empty: it does."""
-        return self._unnoticed("other media", self.with_other_media) or (
-            self._unnoticed("exchanged media", self.with_exchanged_media) if self.with_exchanged_media else ""
-        )
-
-    def _unnoticed(self, what: str, got: TokenAnswer) -> str:
-        if self.answer.prompt_token_ids != got.prompt_token_ids:
-            return f"{what}: {difference(self.answer, got)}"
-        apart = max_apart(self.answer, got)
-        if self.answer.token_ids == got.token_ids and apart < 10 * TOLERANCE:
-            return f"{what}: logprobs only {apart:.1e} apart: {got.token_ids}"
-        return ""
-
-
-def media_effect(server: Server, model: str, question: FamilyQuestion) -> MediaEffect:
-    """Asks `question` two or three times."""
-    exchanged = question.with_exchanged_media()
-    return MediaEffect(
-        answer=answer_to(server, question.body(model)),
-        with_other_media=answer_to(server, question.with_other_media().body(model)),
-        with_exchanged_media=answer_to(server, exchanged.body(model)) if exchanged != question else None,
-    )

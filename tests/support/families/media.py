@@ -5,7 +5,7 @@ import functools
 import io
 import tempfile
 import wave
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,6 @@ class Sample:
     @property
     def data(self) -> bytes:
         return encoded(self.shape, self.seed)
-
-    def other(self, seed: int) -> "Sample":
-        """Of the same shape, with other contents."""
-        return replace(self, seed=seed)
 
     def part(self) -> dict[str, Any]:
         """A content part of a chat message; sounds in one spelling or the other, by their seed."""

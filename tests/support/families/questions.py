@@ -1,8 +1,8 @@
 """Chat requests about media: the same for the same seed, on every machine."""
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.support.families.family import Family, MediaKind
@@ -59,29 +59,6 @@ class FamilyQuestion:
             "logprobs": True,
             "return_token_ids": True,
         }
-
-    def with_other_media(self) -> "FamilyQuestion":
-        """Every medium has other contents: an answer that does not change does not hang on the media."""
-        return self._with(sample.other(sample.seed + NUM_SEEDS) for sample in self.samples)
-
-    def with_exchanged_media(self) -> "FamilyQuestion":
-        """The contents of a kind move on by one place, shapes stay: so does the prompt, token for token."""
-        samples = self.samples
-        exchanged = list(samples)
-        for kind in MediaKind:
-            places = [place for place, sample in enumerate(samples) if sample.kind is kind]
-            for place, taken in zip(places, [*places[1:], *places[:1]], strict=True):
-                exchanged[place] = samples[place].other(samples[taken].seed)
-        return self._with(exchanged)
-
-    def _with(self, samples: Iterable[Sample]) -> "FamilyQuestion":
-        following = iter(samples)
-
-        def replaced(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-            return tuple(next(following) if isinstance(part, Sample) else part for part in parts)
-
-        history = (replaced(self.history[0]), self.history[1]) if self.history else None
-        return replace(self, history=history, parts=replaced(self.parts))
 
 
 def family_questions(

@@ -38,7 +38,6 @@ class HostsLayout(Layout):
 
     places: Mapping[str, Place] = field(default_factory=lambda: ENCODER_APART)
     has_agents: bool = True
-    agent_options: tuple[str, ...] = ()
     progress_timeout_s: float = 2.0  # after which an agent gives a silent one up
 
     def names(self) -> dict[Party, list[str]]:
@@ -64,7 +63,7 @@ class HostsLayout(Layout):
                 return [
                     f"--host-name={host}", f"--fabric-listen-host={address}",
                     f"--fabric-port={FABRIC_PORT}", f"--fabric-key-file={key_file}",
-                    f"--fabric-progress-timeout-s={self.progress_timeout_s}", *self.agent_options,
+                    f"--fabric-progress-timeout-s={self.progress_timeout_s}",
                 ]  # fmt: skip
             case Party.ENCODER:
                 return [f"--host-name={host}"]

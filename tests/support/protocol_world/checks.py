@@ -51,11 +51,14 @@ class Checks(Choices):
 
     def _check_space(self, consumer: ConsumerActor) -> None:
         items = consumer.consumer._pins
-        held = [each for each in self.hashes if items.requests_of(each)]
-        used = consumer.preallocator.num_embeds_used
-        assert used == sum(self.rows[each] for each in held), "space is not what is held"
-        assert consumer.budget is None or used <= consumer.budget, "more space than there is"
+        held = {each for each in self.hashes if items.requests_of(each)}
         admissions = consumer.consumer._requests._admissions
+        for admission in admissions.values():
+            if admission.is_local:
+                held |= {admission.features[place].mm_hash for place in admission.granted}
+        used = consumer.preallocator.num_embeds_used
+        assert used == sum(self.rows[item] for item in held), "space is not what is held"
+        assert consumer.budget is None or used <= consumer.budget, "more space than there is"
         halves = [
             engine_request_id
             for engine_request_id, admission in admissions.items()
@@ -100,7 +103,7 @@ class Checks(Choices):
             if item.state is EngineItemState.PINNED and item.pin_id is not None:
                 owners.append(item.pin_id)
         owners += [order.pin_id for order in consumer._pins._loads]
-        owners += [pin_id for pin_id in engine.views.values() if pin_id is not None]
+        owners += [pin_id for pin_id in engine.views.values() if pin_id]
         return owners
 
     def _under_way(self, engine: Any) -> list[int]:

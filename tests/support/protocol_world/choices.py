@@ -192,6 +192,10 @@ class Choices:
                     add("preempt", {consumer.name}, consumer.name, engine_request_id)
                 if (consumer.waiting or consumer.running) and not consumer.preempts_late:
                     add("preempt_late", {consumer.name}, consumer.name)
+                for request_id in self.requests:
+                    add("whole", {consumer.name}, consumer.name, request_id)
+                if consumer.cached:
+                    add("empty_cache", {consumer.name}, consumer.name)
                 if consumer.live and not consumer.loses_load:
                     add("lose_load", {consumer.name}, consumer.name)
                 for engine_request_id in [*consumer.waiting, *consumer.parked]:

@@ -13,9 +13,11 @@ STAGE_FAULTS = (
     "crash_decode", "drain_decode", "forget_prefix", "render_otherwise", "repeat_decode", "lose_read",
 )  # fmt: skip
 """Of requests in two stages, besides."""
+TOWER_FAULTS = ("whole", "empty_cache")
+"""A request with raw media comes straight to an instance with a tower; its encoder cache is emptied."""
 TRANSFER_FAULTS = ("crash_agent", "freeze_agent", "cut_link", "block_link", "damage", "lose_transfer")
 """Of several stores, besides."""
-ALL_FAULTS = frozenset({*FAULTS, *STAGE_FAULTS, *TRANSFER_FAULTS})
+ALL_FAULTS = frozenset({*FAULTS, *STAGE_FAULTS, *TRANSFER_FAULTS, *TOWER_FAULTS})
 HARMLESS = frozenset(
     {
         "crash_encoder",
@@ -29,6 +31,7 @@ HARMLESS = frozenset(
         "crash_gateway",
         "lose_flights",
         "lose_redis",
+        *TOWER_FAULTS,
     }
 )
 """Faults that cost time alone: every caller whose connection lasts gets an answer all the same."""
@@ -39,7 +42,7 @@ PROMPT = frozenset({"cancel", "lose_load"})
 ONCE = frozenset(
     {
         "crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix",
-        "lose_load",
+        "lose_load", *TOWER_FAULTS,
     }
 )  # fmt: skip
 """Faults for which nothing is encoded twice: a failed encode made nothing."""

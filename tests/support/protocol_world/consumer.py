@@ -20,16 +20,19 @@ from tests.support.protocol_world.network import NAMES, Network, ThreadedBusMode
 from tests.support.protocol_world.steps import Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
-from tests.support.vllm_connector.fake_engine import fake_request
+from tests.support.vllm_connector.fake_engine import FakeRequest, fake_request, whole_request
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply, StoreLost
+from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.overlap import OverlapPolicy
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.links.opening import BusMessageSender
 from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
+
+OWN = 0  # in place of a pin: the tower made the item
 
 
 class EngineDiedError(Exception):
@@ -51,6 +54,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self._overlap = OverlapPolicy(is_on=config.overlap, min_tokens=1)
         self.num_kv_blocks = config.num_kv_blocks
         self.num_scheduled = 0
+        self.num_whole = 0
         self.is_up = False
         self.start()
 
@@ -62,8 +66,10 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.running = []
         self.parked: dict[str, None] = {}
         self.cached = {}  # the encoder cache manager's view
-        self.freed = []
-        self.views: dict[str, int | None] = {}  # the worker's encoder cache: the pin of each view, or zeros
+        self.freed, self.encodes = [], []
+        self.views: dict[
+            str, int | None
+        ] = {}  # the worker's encoder cache: the pin of each view, OWN, or zeros
         self.in_flight: deque[Step] = deque()
         self.loads_in_flight = LoadsInFlight()
         self.preempts_late = False  # the next step finds too late that the KV cache is full
@@ -85,6 +91,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             self.preallocator,
             self,
             self.inbox,
+            encodes_request=LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request,
             overlap=self._overlap,
             now_ns=lambda: 0,
             now=CLOCK.monotonic,
@@ -101,7 +108,9 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.is_up = False
         for session in self.sessions:
             session.kill()
-        broken = [(each.gateway, each.request_id, each.attempt) for each in self.live.values()]
+        broken = [
+            (each.gateway, each.request_id, each.attempt) for each in self.live.values() if each.gateway
+        ]
         for way in self._network.ways_to(self.name):
             if way[2] == "http":
                 under_way = self._network.drop(way)
@@ -146,10 +155,22 @@ class ConsumerActor(KvRoom, EncoderInputs):
         request = fake_request(engine_request_id, list(rows), request_id=request_id, gateway=gateway, gap=1)
         assert request.ec_transfer_params is not None
         request.ec_transfer_params["remaining_ms"] = remaining_ms
+        return self._take_in(request, gateway, request_id, attempt, num_texts)
+
+    def add_whole(self, rows: list[tuple[str, int]]) -> None:
+        """A request without a gateway; the tower makes its items."""
+        self.num_whole += 1
+        name = f"{self.name}-whole-{self.num_whole}"
+        self._take_in(whole_request(name, rows, gap=1), "", name, 1, 1)
+        self.has_news = True
+
+    def _take_in(
+        self, request: FakeRequest, gateway: str, request_id: str, attempt: int, num_texts: int
+    ) -> Running:
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + num_texts
         prefix = min(self._prefix, prompt_len - 1)
-        added = self.live[engine_request_id] = Running(
+        added = self.live[request.request_id] = Running(
             request=request,
             prompt_len=prompt_len,
             prefix=prefix,
@@ -157,7 +178,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             request_id=request_id,
             attempt=attempt,
         )
-        self.waiting.append(engine_request_id)
+        self.waiting.append(request.request_id)
         self.consumer.on_request_added(request)
         return added
 
@@ -195,6 +216,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             victim, self.preempts_late = windows[-1].engine_request_id, False
             self.preempt(victim)
             windows = [window for window in windows if window.engine_request_id != victim]
+            self.encodes = [item for item in self.encodes if item in self.cached]  # vLLM takes them back
         freed, self.freed = self.freed, []
         step = self._run_worker(freed, self.consumer.take_loads(), windows)
         self.loads_in_flight.on_step_scheduled(step.loads)
@@ -222,6 +244,19 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.running.remove(engine_request_id)
         self.free_blocks(engine_request_id)
         self.waiting.insert(0, engine_request_id)
+        self.has_news = True
+
+    def empty_cache(self) -> None:
+        """Between two steps, scheduler and worker forget every item."""
+        while self.in_flight:
+            self._update()
+        for each in self.live.values():
+            each.inputs.clear()
+        self.cached.clear()
+        self.freed.clear()
+        self.consumer.on_cache_emptied()
+        for item in list(self.views):
+            self._end_pin(self.views.pop(item))
         self.has_news = True
 
     def change_prefix(self, engine_request_id: str) -> None:
@@ -299,6 +334,8 @@ class ConsumerActor(KvRoom, EncoderInputs):
 
     def _send(self, each: Running, what: str, *more: Any) -> None:
         assert what == "error" or not each.is_wrong, "answered from zeros"
+        if not each.gateway:
+            return
         self._network.send((self.name, each.gateway, "http"), (what, each.request_id, each.attempt, *more))
 
     def _finish(self, engine_request_id: str) -> None:
@@ -366,12 +403,16 @@ class ConsumerActor(KvRoom, EncoderInputs):
     def _run_worker(self, freed: list[str], loads: list[Any], windows: list[Window]) -> Step:
         for item in freed:
             self._end_pin(self.views.pop(item, None))
+        for item in self.encodes:
+            self._end_pin(self.views.get(item))  # what it replaces
+            self.views[item] = OWN
+        self.encodes.clear()
         lost: set[str] = set()
         for order in loads:
             pin = self.store.core.leases.find_pin(order.pin_id)
             is_pinned = pin is not None and pin.entry.mm_hash == order.mm_hash
             assert is_pinned or not self.engine.is_connected, "an item that is not pinned is scheduled"
-            assert order.mm_hash not in self.views, "loaded twice"
+            assert self.views.get(order.mm_hash, OWN) == OWN, "loaded twice"
             self.views[order.mm_hash] = order.pin_id
             if self.loses_load:
                 self.loses_load = False
@@ -387,5 +428,5 @@ class ConsumerActor(KvRoom, EncoderInputs):
         return Step(tuple(windows), frozenset(order.mm_hash for order in loads), frozenset(lost))
 
     def _end_pin(self, pin_id: int | None) -> None:
-        if pin_id is not None:
+        if pin_id:
             self.worker.submit(Unpin(seq=0, pin_id=pin_id))

@@ -1,7 +1,7 @@
 """The encoder cache of a played vLLM, and where it clips a step."""
 
 from tests.support.protocol_world.steps import Running
-from tests.support.vllm_connector.scheduled import EncoderReferences
+from tests.support.vllm_connector.scheduled import EncoderReferences, Scheduled
 from triptych_vllm_connector.consumer.consumer import Consumer
 
 
@@ -11,6 +11,7 @@ class EncoderInputs(EncoderReferences[Running]):
     consumer: Consumer
     step_tokens: int
     freed: list[str]
+    encodes: list[str]  # items of the step under construction that the tower makes
     has_news: bool
 
     def _plan(self, each: Running, start: int) -> tuple[int, list[tuple[int, str]]]:
@@ -22,6 +23,11 @@ class EncoderInputs(EncoderReferences[Running]):
                 loads.append((place, item))
             elif item in self.cached:
                 self._refer(each, place)
+            elif self.consumer.is_local(each.engine_request_id):
+                if not self.consumer.may_encode_item(each.engine_request_id, place):
+                    return max(start, first), loads
+                if reads:
+                    loads.append((place, item))
             elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 return max(start, first), loads
@@ -34,9 +40,19 @@ class EncoderInputs(EncoderReferences[Running]):
             if item not in self.cached:
                 self.cached[item] = set()
                 self.consumer.load_item(each.engine_request_id, item)
+                if self.consumer.is_local(each.engine_request_id):
+                    self.encodes.append(item)
             self._refer(each, place)
 
+    def _free_input(self, each: Scheduled, place: int) -> None:
+        super()._free_input(each, place)
+        item = each.request.mm_features[place].identifier
+        if self.cached.get(item) == set() and not self.consumer.is_resident(item):
+            self.evict_item(item)
+
     def evict_item(self, item: str) -> None:
+        if any(map(self.consumer.is_local, self.cached.get(item, ()))):
+            return  # it goes with its last reference
         if self.cached.pop(item, None) is not None:
             self.freed.append(item)
             self.has_news = True  # vLLM steps once more

@@ -17,7 +17,7 @@ from tests.support.protocol_world.world import World
 
 MAX_STEPS = 4 * MAX_DEPTH  # a full store is asked again and again
 MIN_TAKEN = 10  # times that the walks of a test take every kind of step
-MAX_WALKS = 160  # for one kind, or of each system that leads to rare ones
+MAX_WALKS = 1000  # for one kind of step
 FAULT_SHARE = 0.3  # of walks for one kind of fault
 
 
@@ -57,23 +57,6 @@ def walk(config: Config, seed: int, fault_share: float = 0.03, slow: str = "") -
         world.close()
 
 
-def take_rare_faults(taken: Counter[str], faults: Iterable[str], systems: Sequence[Config]) -> int:
-    """Walks for each of `faults` that `taken` lacks, with that fault alone, until it is met often enough.
-
-    A fault that cannot happen in one of `systems` happens in another: they take turns. What was taken is
-    added to `taken`. Returns the number of walks.
-    """
-    num_walks = 0
-    for kind in faults:
-        for seed in range(MAX_WALKS):
-            if taken[kind] >= MIN_TAKEN:
-                break
-            config = replace(systems[seed % len(systems)], faults=(kind,), max_faults=9, max_attempts=9)
-            taken += walk(config, seed, FAULT_SHARE).coverage
-            num_walks += 1
-    return num_walks
-
-
 class RareWalk(NamedTuple):
     """A walk that leads to what is rare: see `walk`."""
 
@@ -82,31 +65,37 @@ class RareWalk(NamedTuple):
     slow: str = ""
 
 
-def take_rare_kinds(taken: Counter[str], walks: Mapping[str, RareWalk]) -> int:
-    """Walks until each kind is met often enough, by the walk that leads there. Returns their number."""
-    num_walks = 0
-    for kind, rare in walks.items():
-        for seed in range(MAX_WALKS):
+def after(config: Config, *faults: str) -> Config:
+    """The system with many of these faults, and with attempts for all of them."""
+    return replace(config, faults=faults, max_faults=9, max_attempts=9)
+
+
+def of_faults(faults: Iterable[str], systems: Sequence[Config]) -> dict[str, list[RareWalk]]:
+    """For each fault: walks with that fault alone, through each of `systems`."""
+    return {kind: [RareWalk(after(config, kind), FAULT_SHARE) for config in systems] for kind in faults}
+
+
+def take_every_kind(
+    kinds: Iterable[str],
+    systems: Iterable[Config],
+    faults: tuple[str, ...],
+    num_walks: int,
+    rare: Mapping[str, Sequence[RareWalk]],
+) -> None:
+    """Random orders with up to six of `faults`; then, for each kind that was met seldom, `rare` ones.
+
+    Raises:
+        AssertionError: a kind of step was met too seldom all the same.
+        BrokenError: something that must not happen.
+    """
+    taken: Counter[str] = Counter()
+    for config in systems:
+        for seed in range(num_walks):
+            taken += walk(replace(config, faults=faults, max_faults=6), seed, 0.06).coverage
+    for kind, walks in rare.items():
+        for number in range(MAX_WALKS):
             if taken[kind] >= MIN_TAKEN:
                 break
-            taken += walk(rare.config, seed, rare.fault_share, rare.slow).coverage
-            num_walks += 1
-    return num_walks
-
-
-def take_rare_steps(
-    taken: Counter[str], kinds: Iterable[str], rare: Sequence[tuple[Config, float]], min_rounds: int = 0
-) -> int:
-    """Walks through `rare`, systems with their shares of faults, until `taken` has enough of all `kinds`."""
-    num_rounds = 0
-    kinds = tuple(kinds)
-    while num_rounds < min_rounds or (too_rare(taken, kinds) and num_rounds < MAX_WALKS):
-        for config, fault_share in rare:
-            taken += walk(config, num_rounds, fault_share).coverage
-        num_rounds += 1
-    return num_rounds * len(rare)
-
-
-def too_rare(taken: Counter[str], kinds: Iterable[str]) -> dict[str, int]:
-    """Of `kinds`: those that were taken too seldom."""
-    return {kind: taken[kind] for kind in kinds if taken[kind] < MIN_TAKEN}
+            config, fault_share, slow = walks[number % len(walks)]
+            taken += walk(config, number // len(walks), fault_share, slow).coverage
+    assert not {kind: taken[kind] for kind in kinds if taken[kind] < MIN_TAKEN}

@@ -34,7 +34,6 @@ from triptych_common.store_session.resumption import Request
 from triptych_common.store_session.session_state import SessionState
 
 BLOCK_BYTES = 4096
-_HEADERS_END = 64 << 10
 
 
 class ClientSession:

@@ -306,6 +306,14 @@ class World(Checks):
     def _do_lose_load(self, key: Key) -> None:
         self.consumers[key.subject].loses_load = True
 
+    def _do_whole(self, key: Key) -> None:
+        """A request with the media of another one comes straight to the instance, which has a tower."""
+        rows = [(each, self.rows[each]) for each in self.requests[key.what].hashes]
+        self.consumers[key.subject].add_whole(rows)
+
+    def _do_empty_cache(self, key: Key) -> None:
+        self.consumers[key.subject].empty_cache()
+
     def _do_prefix(self, key: Key) -> None:
         self.consumers[key.subject].change_prefix(key.what)
 

@@ -9,7 +9,7 @@ from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition
 from triptych_cache_store.testing import StoreProcess
 
 ROWS, WIDTH = 8, 32
-CALL_TIMEOUT_MS = 500.0
+CALL_TIMEOUT_MS = 30_000.0
 
 
 def output_of(identifier: str) -> torch.Tensor:

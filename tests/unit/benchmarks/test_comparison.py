@@ -1,6 +1,5 @@
 """The comparison's pure parts: rounds, turns, stages, bars, exactness, tables. No engine, no times."""
 
-import json
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -10,35 +9,21 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from comparison.arms import ARMS, DEFAULT_ARMS, Arm, Kind
-from comparison.bars import BARS, Outcome, Verdict, objectives, verdicts
-from comparison.cores import plan_cores
+from comparison.arms import ARMS
+from comparison.bars import Outcome, Verdict, verdicts
 from comparison.exactness import compare_tokens
 from comparison.measuring import Measured, turns
-from comparison.model_folder import model_config
 from comparison.model_shapes import SCALES, Scale
-from comparison.report import SHOWN, bars_table, medians_table, number, ratios_table, stages_table
-from comparison.serial_proxy import EncodeFailedError, reference_part
+from comparison.report import bars_table
 from comparison.stages import hidable_ms, hidden_share, stage_times
-from comparison.workloads import LONG_TOKENS, WORKLOADS, Round, make_round
+from comparison.workloads import WORKLOADS, Round, make_round
 from load.contents import TextMaker
 
-from triptych_encoder.settings import EncoderSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
 SMALL = Scale("tiny", SCALES["s"].text, SCALES["s"].tower, 56, 1.0, 1.0)
-
-
-@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
-def test_the_services_take_what_an_arm_sets(
-    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for variable, value in {"TRIPTYCH_MODEL": "m", "TRIPTYCH_RUN_DIR": str(tmp_path), **arm.env}.items():
-        monkeypatch.setenv(variable, value)
-    for settings in (GatewaySettings, EncoderSettings, PrefillDecodeSettings):
-        settings()
 
 
 @pytest.mark.parametrize(
@@ -95,39 +80,11 @@ def test_images_of_a_round_are_all_different(name: str, num_images: int, texts: 
     assert len(set(urls)) == len(urls)
 
 
-def test_long_text_stands_before_or_behind_the_image(texts: TextMaker) -> None:
-    for name, place in (("text_then_image", 0), ("image_then_text", 1)):
-        parts = make_round(WORKLOADS[name], SMALL, texts, 10.0, 1, 0).one_by_one[0].messages[0]["content"]
-        assert parts[1 - place]["type"] == "image_url"
-        assert LONG_TOKENS <= texts.count(parts[place]["text"]) < LONG_TOKENS + 10
-
-
 def test_a_known_image_is_sent_untimed_first(texts: TextMaker) -> None:
     new, known = make_round(WORKLOADS["known_image"], SMALL, texts, 10.0, 1, 0).one_by_one[:2]
     assert (new.is_timed, known.is_timed) == (False, True)
     assert new.messages[0]["content"][0] == known.messages[0]["content"][0]
     assert new.messages[0]["content"][1] != known.messages[0]["content"][1]
-
-
-def test_a_conversation_grows_by_what_was_said(texts: TextMaker) -> None:
-    turns_of = make_round(WORKLOADS["multi_turn"], SMALL, texts, 10.0, 1, 0).one_by_one
-    assert [len(question.messages) for question in turns_of] == [1, 3, 5, 7]
-    assert turns_of[3].messages[:5] == turns_of[2].messages
-
-
-def test_labels_name_one_question_each(texts: TextMaker) -> None:
-    labels = [
-        question.label
-        for workload in WORKLOADS.values()
-        for question in make_round(workload, SMALL, texts, 10.0, 1, 0).one_by_one
-    ]
-    assert len(set(labels)) == len(labels)
-
-
-def test_a_loads_requests_come_at_their_times(texts: TextMaker) -> None:
-    made = make_round(WORKLOADS["mixed"], SMALL, texts, 10.0, 1, 0)
-    assert len(made.clients) == 3
-    assert all(0 <= at < made.seconds for at, _ in made.arrivals)
 
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -137,13 +94,6 @@ def test_every_arm_is_first_as_often_as_any_other() -> None:
     assert all(sorted(order) == arms for order in orders)
     assert sorted(order[0] for order in orders[:3]) == arms
     assert {tuple(order) for order in orders} >= {("a", "b", "c"), ("c", "b", "a")}
-
-
-def test_cores_are_halved() -> None:
-    assert (plan_cores([0, 1]).encoder, plan_cores([0, 1]).prefill_decode) == ((0,), (1,))
-    assert plan_cores([3]).prefill_decode == (3,)
-    assert plan_cores([0, 1]).encoders(2) == [(0,), (1,)]
-    assert plan_cores([0, 1, 2, 3]).encoders(1) == [(0, 1)]
 
 
 # ---- stages and bars -----------------------------------------------------------------------------
@@ -193,12 +143,6 @@ def test_a_bar_is_held_missed_by_some_or_not_measured() -> None:
     assert found["mixed: text.stall_ms, text_first ÷ monolith"].outcome is Outcome.NOT_MEASURED
 
 
-def test_other_scales_are_held_to_the_share_of_what_can_be_hidden() -> None:
-    demanded = [verdict.bar for verdict in verdicts(BALANCED, "l") if verdict.bar.arm == "triptych"]
-    assert any(bar.is_hidden_share for bar in demanded)
-    assert all(bar.limit in (0.8, 1.0) for bar in demanded)
-
-
 def who_encodes(**ttfts: float) -> Verdict:
     """Of four images, by arm."""
     measured = measured_with({("four_images", arm): ttft for arm, ttft in ttfts.items()})
@@ -230,47 +174,7 @@ def test_a_bar_is_not_measured_while_one_of_its_bases_is_not() -> None:
     assert (found.outcome, found.base) == (Outcome.NOT_MEASURED, "")
 
 
-def test_where_more_is_better_the_faster_base_counts() -> None:
-    rates = {"helping": 9.6, "always_remote": 8.0, "always_local": 10.0}
-    figures = {arm: [{"all.requests_per_s": rate}] * 3 for arm, rate in rates.items()}
-    found = verdicts(Measured({"saturation_images": figures}), "t")
-    (verdict,) = (each for each in found if each.outcome is not Outcome.NOT_MEASURED)
-    assert (verdict.outcome, verdict.base) == (Outcome.MISSED, "always_local")
-    assert verdict.missed_by == pytest.approx(0.01)
-
-
-def test_bars_name_arms_workloads_and_figures_that_exist() -> None:
-    kinds = {"image", "text", "known", "all"}
-    for bar in BARS:
-        assert {bar.arm, *bar.bases} <= set(ARMS)
-        assert bar.workload in WORKLOADS
-        assert bar.figure.partition(".")[0] in kinds
-        assert set(bar.scales) <= set(SCALES)
-
-
-def test_objectives_come_from_the_shape_and_not_from_a_run() -> None:
-    found = objectives(SCALES["m"])
-    assert (found.ttft_ms, found.stall_ms) == (2440.0, 152.5)
-
-
 # ---- arms, models, exactness, tables -------------------------------------------------------------
-def test_arms_differ_in_what_their_names_say() -> None:
-    assert set(DEFAULT_ARMS) <= set(ARMS)
-    assert ARMS["no_overlap"].env["TRIPTYCH_OVERLAP"] == "false"
-    assert ARMS["triptych"].is_pinned
-    assert not ARMS["text_first"].is_pinned
-    assert ARMS["monolith"].kind is Kind.MONOLITH
-
-
-@pytest.mark.parametrize("scale", SCALES.values(), ids=str)
-def test_models_are_well_formed(scale: Scale) -> None:
-    config = model_config(scale, json.loads((MODEL / "config.json").read_text()))
-    head = scale.text.hidden // scale.text.heads
-    assert sum(config["text_config"]["rope_parameters"]["mrope_section"]) == head // 2
-    assert scale.image_side % 28 == 0
-    assert scale.text.hidden % scale.text.heads == scale.tower.hidden % scale.tower.heads == 0
-    assert config["vision_config"]["out_hidden_size"] == scale.text.hidden
-    assert config["image_token_id"]
 
 
 def test_other_tokens_are_found_with_their_place() -> None:
@@ -279,30 +183,3 @@ def test_other_tokens_are_found_with_their_place() -> None:
     assert (found["serial"].num_compared, found["serial"].num_equal) == (2, 1)
     assert found["serial"].differing == ["a/0 from token 1"]
     assert found["other"].num_compared == 0
-
-
-def test_an_image_becomes_its_metadata() -> None:
-    answer = {
-        "ec_transfer_params": {"ab": {"item_indices": [0], "metadata": {"image_grid_thw": [[1, 32, 32]]}}}
-    }
-    expected = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 32, 32]}, "uuid": "ab"}
-    assert reference_part(answer, "ab") == expected
-    with pytest.raises(EncodeFailedError):
-        reference_part({"ec_transfer_params": {}}, "ab")
-
-
-def test_tables_have_a_row_for_each_figure_that_is_shown() -> None:
-    medians = medians_table(BALANCED, ["serial", "triptych"])
-    assert "four_images: image.ttft_ms" in medians
-    assert "1210" in medians
-    assert "0.70 (0.70 to 0.70)" in ratios_table(BALANCED, ["serial", "triptych"], "serial")
-    assert "missed by 0.03" in bars_table(verdicts(BALANCED, "m"))
-    assert "encode each" in stages_table(stage_times(BALANCED))
-    assert set(SHOWN) == set(WORKLOADS)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(float("nan"), "–"), (1234.5, "1234"), (12.34, "12.3"), (0.5, "0.50")]
-)
-def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,14 +10,11 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from load.contents import TextMaker
-from serve import api_root
-from serving.load_points import LoadPoint, Loop, load_points
-from serving.plots import gap_distribution, latency_over_load, timeline
-from serving.replay import Arrival, TraceFormatError, messages, read_arrivals
+from serving.load_points import LoadPoint, Loop
+from serving.replay import Arrival, messages, read_arrivals
 from serving.serve_report import longest_stall_ms, points_table, stages_table
 from serving.stage_times import spans_between, stage_times
-from tuning.grid import DEFAULT_AXES, AxisFormatError, Setup, parse_axes, setups, survivors
-from tuning.tune_report import setups_table
+from tuning.grid import Setup, survivors
 
 from triptych_common.telemetry.span_records import SpanRecord
 
@@ -35,17 +31,6 @@ def rate(value: float) -> LoadPoint:
 
 
 # ---- load points ---------------------------------------------------------------------------------
-def test_each_value_is_a_point() -> None:
-    points = load_points([1.0, 2.0], 0.5, [4], [])
-    assert [point.title for point in points] == ["1/s, gamma 0.5", "2/s, gamma 0.5", "4 clients"]
-    assert [point.value for point in points] == [1.0, 2.0, 4.0]
-    assert points[2].request_rate == float("inf")
-
-
-@pytest.mark.parametrize("values", [([0.0], 1.0, []), ([1.0], 0.0, []), ([], 1.0, [-1])])
-def test_nothing_at_or_below_zero(values: tuple[list[float], float, list[int]]) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        load_points(*values, [])
 
 
 # ---- replay --------------------------------------------------------------------------------------
@@ -63,28 +48,6 @@ def test_arrivals_are_read_in_order(tmp_path: Path) -> None:
         {"at_s": 1.5, "text_tokens": 7, "output_tokens": 3, "images": ["logo", [56, 28]]},
     )
     assert read_arrivals(path) == [Arrival(0.0, 5, 2), Arrival(1.5, 7, 3, ("logo", (56, 28)))]
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (["no json"], "line 1"),
-        ([{"at_s": 0, "output_tokens": 1}], "text_tokens"),
-        ([{"at_s": 0, "text_tokens": 0, "output_tokens": 1}], "at least 1"),
-        ([{"at_s": 0, "text_tokens": 1, "output_tokens": 1, "images": [3]}], "line 1"),
-        (
-            [
-                {"at_s": 2, "text_tokens": 1, "output_tokens": 1},
-                {"at_s": 1, "text_tokens": 1, "output_tokens": 1},
-            ],
-            "line 2: at_s goes back",
-        ),
-        ([], "no arrival"),
-    ],
-)
-def test_a_malformed_trace_names_its_line(lines: list[object], words: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceFormatError, match=words):
-        read_arrivals(write_lines(tmp_path, *lines))
 
 
 def test_a_named_image_is_the_same_and_a_size_is_new() -> None:
@@ -133,42 +96,7 @@ def test_a_point_is_a_row_with_its_longest_stall() -> None:
     assert longest_stall_ms({}) != longest_stall_ms({})
 
 
-def test_plots_are_well_formed() -> None:
-    results = [(rate(1.0), FIGURES), (rate(2.0), FIGURES)]
-    for drawn in (
-        latency_over_load(results, "requests per second"),
-        gap_distribution(results),
-        timeline(FIGURES, "<2/s>"),
-    ):
-        assert ET.fromstring(drawn).tag.endswith("svg")
-
-
-def test_no_plot_of_too_little() -> None:
-    assert latency_over_load([(rate(1.0), FIGURES)], "x") == ""
-    assert gap_distribution([(rate(1.0), {})]) == ""
-    assert timeline({}, "nothing") == ""
-
-
 # ---- tune ----------------------------------------------------------------------------------------
-def test_all_combinations_are_set_up() -> None:
-    found = setups({"encoders": ["1", "2"], "TRIPTYCH_NUM_SLOTS": ["2", "8"]})
-    assert len(set(found)) == 4
-    assert found[0].title == "1 encoder, num_slots 2"
-    assert len(setups(DEFAULT_AXES)) == 16
-
-
-def test_axes_replace_the_default_ones() -> None:
-    assert parse_axes([]) == DEFAULT_AXES
-    assert parse_axes(["encoders=1,2", "TRIPTYCH_NUM_SLOTS=4"]) == {
-        "encoders": ("1", "2"),
-        "TRIPTYCH_NUM_SLOTS": ("4",),
-    }
-
-
-@pytest.mark.parametrize("text", ["encoders", "encoders=", "encoders=x", "encoders=0", "SLOTS=1"])
-def test_a_malformed_axis_is_refused(text: str) -> None:
-    with pytest.raises(AxisFormatError):
-        parse_axes([text])
 
 
 def test_the_better_half_goes_on_and_the_failed_never() -> None:
@@ -177,16 +105,3 @@ def test_the_better_half_goes_on_and_the_failed_never() -> None:
     assert survivors(goodput) == [two]
     assert survivors({one: 1.0, two: 3.0, three: 2.0, Setup(5, ()): 4.0}) == [Setup(5, ()), two]
     assert survivors({failed: float("nan")}) == []
-
-
-def test_the_set_up_measured_longest_is_named_first() -> None:
-    good = {"all.goodput_per_s": 2.0}
-    text = setups_table({Setup(1, ()): [{"all.goodput_per_s": 9.0}], Setup(2, ()): [good, good]})
-    assert text.index("2 encoders") < text.index("1 encoder ")
-
-
-@pytest.mark.parametrize(
-    "given", ["http://h:8000", "http://h:8000/", "http://h:8000/v1", "http://h:8000/v1/"]
-)
-def test_the_endpoint_may_be_named_with_or_without_its_version(given: str) -> None:
-    assert api_root(given) == "http://h:8000/v1"

@@ -4,20 +4,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
-import simpy
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from simulation.calibration import ROOT, CalibrationError, Trace, fit_line, read_traces
-from simulation.charts import line_chart
+from simulation.calibration import ROOT, CalibrationError, fit_line, read_traces
 from simulation.gpu_estimates import NOMINAL_ROWS, GpuFigures, ModelShapes, estimate
-from simulation.parameters import FOLDER, Deployment, StageTimes, stage_times
-from simulation.results import Results, percentile
-from simulation.servers import Server
-from simulation.studies import Case, capacity, monolith, scaled, triptych
+from simulation.parameters import Deployment, StageTimes, stage_times
+from simulation.studies import Case, capacity, monolith, scaled
 from simulation.system import simulate
 from simulation.workload import Arrivals, RequestKind, Stream, Workload, closed
 
@@ -125,22 +120,6 @@ def test_every_request_is_answered_and_nothing_is_left(overlap: bool) -> None:
     assert results.num_answered == results.num_arrived > 50
 
 
-def test_the_same_seed_gives_the_same_figures() -> None:
-    workload = Workload([Stream(IMAGE, Arrivals.POISSON, rate=5.0)], 10.0)
-    first, again, other = (simulate(times(), ONE, workload, seed=seed).ttft_s for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
-def test_a_server_serves_in_the_order_of_arrival() -> None:
-    env = simpy.Environment()
-    server, pair = Server(env), Server(env, 2)
-    assert [server.work(1.0) for _ in range(3)] == [1.0, 2.0, 3.0]
-    assert [pair.work(1.0) for _ in range(3)] == [1.0, 1.0, 2.0]
-    assert server.utilisation(6.0) == pytest.approx(0.5)
-    assert pair.utilisation(3.0) == pytest.approx(0.5)
-
-
 def test_capacity_is_found_between_what_holds_and_what_does_not() -> None:
     costs = times(encoder={"row_s": 1e-4}, engine={"token_s": 1e-5})
     found = capacity(Case("by hand", costs, ONE, ((IMAGE, 1.0),)))
@@ -150,39 +129,6 @@ def test_capacity_is_found_between_what_holds_and_what_does_not() -> None:
 
 
 # ---- parameters ------------------------------------------------------------------------------------
-def test_every_kept_set_of_costs_can_be_read() -> None:
-    names = [path for path in FOLDER.glob("*.json") if path.stem != "control_plane"]
-    assert names
-    for path in names:
-        kept = StageTimes.load(path)
-        assert kept.name == path.stem
-        assert kept.origin in ("measured", "assumed")
-        assert stage_times(json.loads(kept.to_json())) == kept
-    assert StageTimes.load(Path(names[0].stem)).name == names[0].stem
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [("engine", {"no_such_cost": 1.0}), ("encoder", {"row_s": -1.0}), ("store", {"command": 1.0})],
-)
-def test_costs_that_cannot_be_meant_are_refused(part: str, change: dict[str, object]) -> None:
-    raw = json.loads(json.dumps(ZERO))
-    raw[part] |= change
-    with pytest.raises(ValueError, match="Costs"):
-        stage_times(raw)
-    del raw[part]
-    with pytest.raises(ValueError, match="missing"):
-        stage_times(raw)
-
-
-def test_a_deployment_without_an_encoder_is_refused() -> None:
-    with pytest.raises(ValueError, match="encoder"):
-        Deployment("none", ((1, 1), (0, 1)))
-    assert Deployment("whole", ((1, 1), (0, 1)), is_whole=True).num_encoders == 1
-    with pytest.raises(ValueError, match="serves"):
-        Deployment("none", ((1, 0),))
-    assert triptych().num_encoders == 8
-    assert triptych().num_prefill_decodes == 32
 
 
 def test_gpu_estimates_follow_from_shapes_and_peaks() -> None:
@@ -237,25 +183,4 @@ def test_a_line_goes_through_the_medians() -> None:
         fit_line([(1, 2.0), (1, 3.0)])
 
 
-def test_a_trace_without_spans_says_what_is_missing() -> None:
-    with pytest.raises(CalibrationError, match="llm_request"):
-        Trace([]).llm("gen_ai.usage.prompt_tokens")
-
-
 # ---- figures ---------------------------------------------------------------------------------------
-def test_percentiles_are_of_the_nearest_rank() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0], 0.99) == 1.0
-    assert percentile([], 0.5) != percentile([], 0.5)  # NaN
-    assert Results(warm_s=0.0, end_s=1.0).requests_per_s == 0.0
-
-
-def test_a_chart_is_an_svg_with_a_line_for_each_name() -> None:
-    text = line_chart(
-        "a < b", "x", "y", [("one", [(0, 1), (1, 2)]), ("two", [(0, 3), (1, 99), (2, 5)])], y_max=10
-    )
-    svg = ET.fromstring(text)
-    lines = svg.findall("{http://www.w3.org/2000/svg}polyline")
-    assert [len(line.attrib["points"].split()) for line in lines] == [2, 2]  # none behind the top
-    with pytest.raises(ValueError, match="points"):
-        line_chart("", "", "", [], y_max=1.0)

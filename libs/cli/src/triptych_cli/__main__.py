@@ -1,4 +1,4 @@
-"""`python -m triptych_cli`: what the launcher runs."""
+"""Entry point `python -m triptych_cli`, which the launcher runs."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""The command line: names, options and help. What a command does is in `commands/`."""
+"""Command line: names, options and help. Modules in `commands/` implement the commands."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -262,7 +262,7 @@ def soak(
         typer.Option(show_default="e+pd", help="e+pd, or all: instances of every role (system, fast)."),
     ] = None,
 ) -> None:
-    """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
+    """Soak-test one part while its processes are killed at random; 1 if anything was wrong."""
     from triptych_cli.commands import bench as command
 
     raise typer.Exit(command.soak(part, minutes, seed, report, engine, topology))
@@ -290,7 +290,7 @@ def doctor() -> None:
 
 @store_app.command("stats")
 def store_stats() -> None:
-    """The store's metrics: bytes by state, counters, ages, seal to pin."""
+    """Show the store's metrics: bytes by state, counters, ages, seal to pin."""
     from triptych_cli.commands import store
 
     raise typer.Exit(store.stats())
@@ -306,7 +306,7 @@ def store_verify(evict: Annotated[bool, typer.Option("--evict", help="Damaged en
 
 @store_app.command("ls")
 def store_ls(limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100) -> None:
-    """The entries: content hash, state, shape, pins, age."""
+    """List the entries: content hash, state, shape, pins, age."""
     from triptych_cli.commands import store
 
     raise typer.Exit(store.ls(limit))
@@ -338,7 +338,7 @@ def streams_peek(
 
 @streams_app.command("lag")
 def streams_lag() -> None:
-    """Every stream: entries, pending ones, consumers."""
+    """Show every stream: entries, pending ones, consumers."""
     from triptych_cli.commands import streams
 
     raise typer.Exit(streams.lag())

@@ -47,8 +47,8 @@ class ConnectorConfig(StoreConfig):
     decodes_only: bool = False  # prompts come as KV caches: no item is waited for, and no store is asked
     core_policy: CorePolicy = "text_first"
     decode_share: DecodeShare | None = None  # of a step that also computes prompts; None: by core policy
-    cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; none: its threads stay as they are
-    gpu_engines: PositiveInt = 1  # that compute on this engine's GPU
+    cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; empty: its threads stay as they are
+    gpu_engines: PositiveInt = 1  # engines that compute on this engine's GPU
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 
     @classmethod

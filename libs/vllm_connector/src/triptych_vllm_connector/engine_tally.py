@@ -31,35 +31,37 @@ class EngineMetric:
 
 LOAD_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 
-PARKED = EngineMetric("prefill_decode_parked_requests", "gauge", "Requests that wait for items, outside vLLM")
+PARKED = EngineMetric("prefill_decode_parked_requests", "gauge", "Requests that wait outside vLLM's queues")
 STALLED = EngineMetric(
     "prefill_decode_stalled_requests", "gauge", "Requests that wait for items and hold KV blocks"
 )
 STALLS = EngineMetric("prefill_decode_stalls", "counter", "Times that a running request was stalled")
 WAIT_S = EngineMetric(
-    "prefill_decode_wait_seconds", "histogram", "Parked or stalled, until it may run, or ends"
+    "prefill_decode_wait_seconds", "histogram", "Seconds that a request was parked or stalled"
 )
 PREALLOCATIONS = EngineMetric(
     "prefill_decode_preallocations",
     "counter",
-    "Items by what became of the question for space: granted, or queued until others give it back",
+    "Items that asked for space, by decision: granted, or queued until others give space back",
     ("decision",),
 )
-PENDING = EngineMetric("prefill_decode_pending_requests", "gauge", "Requests that queue up for space")
+PENDING = EngineMetric("prefill_decode_pending_requests", "gauge", "Requests queued for space")
 BUDGET = EngineMetric("prefill_decode_budget_embeds", "gauge", "Rows that may be held for requests at once")
-BUDGET_USED = EngineMetric("prefill_decode_budget_embeds_in_use", "gauge", "Rows that are")
+BUDGET_USED = EngineMetric("prefill_decode_budget_embeds_in_use", "gauge", "Rows held for requests now")
 HANDOVER_BYTES = EngineMetric(
-    "prefill_decode_handover_bytes", "counter", "Of tensors that workers loaded", ("transport",)
+    "prefill_decode_handover_bytes", "counter", "Bytes of tensors that workers loaded", ("transport",)
 )
 HANDOVER_S = EngineMetric(
     "prefill_decode_handover_seconds",
     "histogram",
-    "One tensor's way into vLLM's encoder cache, inside the step",
+    "Seconds to load one tensor into vLLM's encoder cache, inside the step",
     ("transport",),
     LOAD_BUCKETS_S,
 )
 FAILED_LOADS = EngineMetric(
-    "prefill_decode_failed_loads", "counter", "Tensors that a worker could not read: their requests fail"
+    "prefill_decode_failed_loads",
+    "counter",
+    "Tensors that a worker could not read, which fails their requests",
 )
 LOCAL_ENCODES = EngineMetric(
     "prefill_decode_local_encodes", "counter", "Requests whose media this instance encodes itself"

@@ -17,7 +17,7 @@ from typing import Any
 # vLLM's readers spin for 1 s after each message: EngineCore while its worker computes, on cores that the
 # worker could use. A notification wakes a reader at once, but is lost when it comes within about 1.5 ms of
 # the one before. So a reader spins for an instant, sleeps, and for a few milliseconds looks by itself too.
-# What is lost later is rare, and found soon (vLLM's own 5 s would be the answer's delay).
+# A wake-up lost later is rare, and found soon (vLLM's own 5 s would delay the answer).
 SPIN_S = 0.0002
 UNCERTAIN_S = 0.005
 UNCERTAIN_RECHECK_MS = 1

@@ -1,4 +1,4 @@
-"""vLLM's connector metadata: step orders to the workers, what became of loads back with a step's output."""
+"""vLLM's connector metadata: orders to the workers with a step, load results back with its output."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder, WriteOr
 
 @dataclass
 class StepOrders(ECConnectorMetadata):
-    """Scheduler -> worker, with each step: what to write to the region, and what to load from it.
+    """Scheduler -> worker, with each step: tensors to write to the region and to load from it.
 
     `is_late`: a prompt is computed whose turn came before one's that was begun earlier (`PromptTurns`).
     """
@@ -21,7 +21,7 @@ class StepOrders(ECConnectorMetadata):
 
 @dataclass
 class LoadReport(ECConnectorWorkerMetadata):
-    """Worker -> scheduler, with a step's output: what it loaded, and what it could not read."""
+    """Worker -> scheduler, with a step's output: loaded tensors and failed loads."""
 
     failed: frozenset[str] = frozenset()  # mm_hashes; see `failed_loads`
     loaded: tuple[LoadedTensor, ...] = ()  # of every rank

@@ -1,4 +1,4 @@
-"""`python -m triptych_cache_store relay`: the store's metrics on a port, where the store has no network.
+"""Relay of the store's metrics to a port, for a store without network (the command `relay`).
 
     Prometheus --HTTP--> relay, which has a network --Unix socket--> store, which has none
 
@@ -40,7 +40,7 @@ async def run_relay(settings: StoreSettings, stop: StopSignal) -> None:
 
 
 class ScrapeRelay:
-    """Answers `GET /metrics` with what the store answers at its socket; 503 while no store answers there."""
+    """Answers `GET /metrics` with the store's answer at its socket; 503 if no store answers."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class ScrapeRelay:
         self._num_open = 0
 
     async def serve(self, host: str, port: int) -> None:
-        """Listen there.
+        """Listen for scrapes on `host` and `port`.
 
         Raises:
             ListenError: it cannot.

@@ -47,7 +47,7 @@ class PreprocessLimits:
 
     image_formats: tuple[str, ...]
     max_image_pixels: int
-    processor_options: OptionRules  # that jobs may carry
+    processor_options: OptionRules  # options that jobs may carry
     media_options: Mapping[Modality, OptionRules]
     video: VideoBounds
     audio: AudioBounds

@@ -1,6 +1,6 @@
 """The encoder's life: vLLM's engine, and the service around it that takes jobs until it is stopped.
 
-engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
+    engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
 
 A draining encoder is announced as such. Jobs without blocks are handed back, for another encoder to take at
 once; the others are finished, and their pins kept until the requesters' final acks, for `drain_timeout_s` at
@@ -319,7 +319,7 @@ class EncoderService:
         await registration.announce_draining()
         await asyncio.gather(*waiting, return_exceptions=True)
         for delivery in waiting.values():
-            await delivery.hand_back()  # of a task that had not run yet
+            await delivery.hand_back()  # its task had not run yet
 
     async def _wait_settled(self) -> None:
         """Wait for the requesters' final acks, so that no pin ends too early."""

@@ -53,12 +53,12 @@ class EncodeUnavailableError(RequestError):
 
 
 def unavailable(code: str, message: str, param: str | None = None) -> RequestError:
-    """503: nothing is wrong with the request; the caller may try again after `Retry-After`."""
+    """Return a 503: the request is valid, and the caller may retry after `Retry-After`."""
     return RequestError(503, code, message, param)
 
 
 def model_not_found(model: str) -> RequestError:
-    """404: a model that is not served, or that the caller's key may not use."""
+    """Return the 404 for a model that is not served, or that the caller's key may not use."""
     return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
 
 
@@ -72,7 +72,7 @@ def error_body(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> by
 
 
 def error_event(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> bytes:
-    """The error as one server-sent event, for a stream that has begun."""
+    """Return the error as one server-sent event, for a stream that has begun."""
     name = b"event: error\n" if form is ChatForm.MESSAGES else b""
     return name + b"data: " + error_body(error, form) + b"\n\n"
 
@@ -80,7 +80,7 @@ def error_event(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> b
 def error_response(
     error: RequestError, headers: Mapping[str, str] | None = None, form: ChatForm = ChatForm.COMPLETIONS
 ) -> Response:
-    """The HTTP answer for `error`."""
+    """Return the HTTP answer for `error`."""
     all_headers = {**(headers or {}), **_NO_RETRY.get(HTTPStatus(error.status_code), {})}
     if error.status_code in _RETRY_STATUSES:
         all_headers["Retry-After"] = str(math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S))

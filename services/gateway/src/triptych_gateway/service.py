@@ -89,7 +89,7 @@ def _end(servers: Sequence[uvicorn.Server]) -> None:
 
 
 def health_code(settings: GatewaySettings) -> int:
-    """Exit code of the health check (`runtime.healthcheck`) of the gateway of these settings."""
+    """Return the exit code of this gateway's health check (`runtime.healthcheck`)."""
     return min(map(_health_code, settings.local_urls))
 
 

@@ -72,8 +72,7 @@ class GatewaySettings(MediaSettings):
     api_keys_check_s: PositiveFloat = 5.0
     """Seconds between two checks of `api_keys_file` for a change."""
     limits_without_redis: Literal["open", "closed"] = "open"
-    """Requests of keys with limits while Redis cannot count them: `open` serves them uncounted, `closed`
-    answers 503 `limits_unavailable`."""
+    """Requests of keys with limits while Redis is away: `open`, served uncounted; `closed`, 503."""
     limits_timeout_s: PositiveFloat = 1.0
     """Seconds until the Redis call that counts a request against its key's limits is given up."""
     cors_origins: tuple[Origin, ...] = ()
@@ -103,8 +102,7 @@ class GatewaySettings(MediaSettings):
     traces_keep_errors: bool = True
     """Keep the gateway's spans of a request that failed with 5xx even if its trace is not sampled."""
     traces_keep_slow_ms: NonNegativeFloat = 0.0
-    """Keep the gateway's spans of a request that took this many milliseconds even if its trace is not
-    sampled; 0: keep none for that."""
+    """Keep spans of requests that took this many milliseconds though their trace is unsampled; 0: none."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """Seconds for which requests are still taken after `/health/ready` has turned 503; part of
@@ -126,8 +124,7 @@ class GatewaySettings(MediaSettings):
     max_choices: PositiveInt = 128
     """Choices of one request: its `n` times the number of its prompts; more: 400."""
     max_grammar_chars: PositiveInt = 64 << 10
-    """Characters of one JSON schema, regular expression or grammar, also of a tool's parameters; more: 400
-    `grammar_too_complex`."""
+    """Characters of one schema, regular expression or grammar; more: 400 `grammar_too_complex`."""
     max_answer_tokens: PositiveInt = 262_144
     """Tokens of all choices of one request that asks for several: choices times `max_tokens`, or times 8,192
     where the request sets none; more: 400."""
@@ -136,8 +133,7 @@ class GatewaySettings(MediaSettings):
     max_header_bytes: PositiveInt = 64 << 10
     """Bytes of a request's line and headers together, and of what frames its body; more: 431."""
     header_timeout_s: PositiveFloat = 10.0
-    """Seconds for a caller to send a request's line and headers; then 408. A body may go on for as long after
-    its answer."""
+    """Seconds to send a request's line and headers; then 408. Also bounds a body that outlasts its answer."""
     max_media_in_flight_bytes: PositiveInt = 1 << 30
     """Bytes of all bodies and media held at once, as far as they have arrived; more: 429 `too_much_media`."""
     max_items: PositiveInt = 16
@@ -150,13 +146,11 @@ class GatewaySettings(MediaSettings):
     """Fewest rows of a piece of a video, for models whose videos can be encoded in pieces; 0: none is
     divided. Part of a video's identity: give all gateways the same."""
     fetch_urls: bool = True
-    """Fetch media that requests name by http(s) URL, from public addresses. Off: 400
-    `remote_media_disabled`."""
+    """Fetch media named by http(s) URL, from public addresses. Off: 400 `remote_media_disabled`."""
     fetch_allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
     """JSON list of the ports that media may be fetched from."""
     fetch_allowed_hosts: tuple[HostPattern, ...] = ()
-    """JSON list of hosts that media may be fetched from: exact, or `*.example.org` for all below it, in
-    ASCII. Empty: all hosts."""
+    """JSON list of hosts for media, in ASCII: exact, or `*.example.org` for all below. Empty: all."""
     fetch_denied_hosts: tuple[HostPattern, ...] = ()
     """JSON list of hosts that media are never fetched from; overrides `fetch_allowed_hosts`."""
     fetch_allowed_networks: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -185,8 +179,7 @@ class GatewaySettings(MediaSettings):
     """URL of an HTTP proxy for all fetches; it looks up names itself, so it must refuse what is not public.
     Not set: none is used, and none of the environment."""
     fetch_file_root: AbsolutePath | None = None
-    """Absolute path of a folder whose files all callers may name by `file://` URL. Not set: no file is read.
-    """
+    """Absolute path of a folder of files that any caller may name by `file://` URL. Not set: none."""
     files_dir: AbsolutePath | None = None
     """Absolute path of the folder of uploaded files; made with mode 0700, and refused if others can read it.
     Gateways may share it. Not set: `/v1/files` is not served."""
@@ -213,8 +206,7 @@ class GatewaySettings(MediaSettings):
     responses_ttl_s: PositiveInt = 6 * 3600
     """Seconds for which a stored response can be found, where instances store responses."""
     responses_image_bytes: int = Field(default=64 << 20, ge=0)
-    """Bytes of stored responses' images kept in memory for requests that continue them; the least recently
-    used are dropped."""
+    """Bytes of stored responses' images kept in memory to continue them; least recently used go first."""
     placeholder_tokens: tuple[str, ...] = ()
     """JSON list of tokens that no text of a request may contain, besides the placeholders of the model."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
@@ -235,8 +227,7 @@ class GatewaySettings(MediaSettings):
     max_transfer_attempts: PositiveInt = 3
     """Transfers of one item to the store of one instance before its requests fail; with several stores."""
     transfer_grace_s: PositiveFloat = 2.0
-    """Seconds beyond three times a transfer's predicted duration after which a silent fabric agent has failed
-    it."""
+    """Seconds beyond three times the predicted time after which a silent agent fails a transfer."""
 
     first_token_timeout_s: PositiveFloat = 60.0
     """Seconds from a request's arrival to the first event of its stream, and for any request to get the sizes
@@ -271,8 +262,7 @@ class GatewaySettings(MediaSettings):
     max_encode_attempts: PositiveInt = 2
     """Encode jobs published for one item, by all gateways together, before its requests fail."""
     max_dispatch_attempts: PositiveInt = 2
-    """Instances tried for one request; with disaggregated prefill and decode, failed instances and failed
-    handovers are counted apart."""
+    """Instances tried for one request; a pair's failed instances and failed handovers count apart."""
     resend_to_last_instance: bool = False
     """Send a request again to the last instance of its model after another one ended while it had the
     request. One request may then end all instances; otherwise it is never sent to more than two."""
@@ -293,13 +283,11 @@ class GatewaySettings(MediaSettings):
     num_publishers: PositiveInt = 4
     """Encode jobs that are published at once."""
     tokenize_timeout_s: PositiveFloat = 2.0
-    """Seconds for prefill_decode to count the tokens of a text that may be too long; then the request is
-    served uncounted."""
+    """Seconds for prefill_decode to count the tokens of a long text; then it is served uncounted."""
     num_body_threads: PositiveInt = 2
     """Threads that parse large texts and reassemble bodies."""
     num_media_threads: PositiveInt = 2
-    """Threads that read files and image headers, hash media, and decode base64 that was not decoded on
-    arrival."""
+    """Threads that read files and image headers, hash media, and decode base64 left to the end."""
     num_file_threads: PositiveInt = 2
     """Threads that write uploads; as many again read uploaded files, and as many list and remove them."""
 

@@ -166,23 +166,20 @@ class _Connector(TCPConnector):
         return connection
 
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
-        """A kept connection, if the request may have one."""
         if (sending := _sending.get()) is not None and sending.needs_new:
             return None
         return await super()._get(key, traces)
 
 
 class _Connection(ResponseHandler):
-    """Ends at once: an instance that hangs would keep what it has not read of a request for ever.
-
-    And what is wrong with it, its answer's reader is told too, where aiohttp lets it wait; of an answer that
-    is complete, nothing is wrong.
+    """Connection that is aborted at once, since an instance that hangs would keep unread bytes for ever; the
+    reader of an incomplete answer gets its error, for which aiohttp would let it wait.
     """
 
     num_requests = 0
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """An answer's headers are there."""
+        """Read an answer's headers; after a server error the connection is not kept."""
         if data[0].code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.force_close()
         super().feed_data(data, size)

@@ -1,6 +1,6 @@
 """LoRA adapters, announced in the instance's record, so that gateways send it requests that name one.
 
-loaded at the start (`--lora-modules`), loaded or unloaded later --> table --changed--> record
+    loaded at the start (`--lora-modules`), loaded or unloaded later --> table --changed--> record
 
 vLLM loads them at run time where `VLLM_ALLOW_RUNTIME_LORA_UPDATING` is set, by requests to this instance's
 own port. Nothing polls the names: vLLM keeps them in a table, which `AdapterTable` replaces.

@@ -55,7 +55,7 @@ class DeadEngineMiddleware:
             log.info("request failed: engine dead", error=repr(error))
         if not has_begun:
             await _answer_dead(send, "engine_dead" if came_late else "engine_died")
-        # What has begun and was not ended breaks off: the server closes its connection.
+        # An answer that has begun breaks off: the server closes its connection.
 
 
 async def _answer_dead(send: Send, code: str) -> None:

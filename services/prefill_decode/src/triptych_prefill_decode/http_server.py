@@ -1,4 +1,4 @@
-"""The HTTP server of a prefill_decode, whatever engine it hosts: when it listens, and how it drains.
+"""HTTP server of a prefill_decode with any engine: start of listening, and drain.
 
     serving --stop--> announced, refusing --last request ended, or the time is over--> drained
 
@@ -22,7 +22,7 @@ UNGUARDED_PATHS = frozenset({"/health", "/metrics", "/ping", "/status", "/versio
 
 
 class ListeningServer(uvicorn.Server):
-    """The service owns the signals. `listening` is set when connections are accepted."""
+    """Server without signal handlers; `listening` is set when connections are accepted."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -38,12 +38,12 @@ class ListeningServer(uvicorn.Server):
 
 
 def guarded(app: AsgiApp) -> DrainGate:
-    """`app`, whose requests are counted and in the end refused; but for those that only read its state."""
+    """Wrap `app` so that its requests are counted and, while draining, refused, except reads of its state."""
     return DrainGate(app, lambda path: path not in UNGUARDED_PATHS)
 
 
 async def drain(registration: Registration, gate: DrainGate, timeout_s: float) -> None:
-    """Return when no request runs any more, or after `timeout_s`: what still runs is to be cut off."""
+    """Return when no request runs any more, or after `timeout_s`; the caller cuts off the rest."""
     await registration.announce_draining()
     gate.refuse()
     log.info("draining", num_requests=gate.num_requests)

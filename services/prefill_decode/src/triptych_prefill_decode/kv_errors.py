@@ -32,7 +32,7 @@ Generate = Callable[..., AsyncIterator[Any]]
 Reject = Callable[[str, dict[str, Any]], Awaitable[None]]
 PARAMS = "kv_transfer_params"
 _CODES = frozenset(KvFailure)
-_REFUSALS = (ValueError, VLLMClientError, GracefulHTTPError)  # of the request: the application answers them
+_REFUSALS = (ValueError, VLLMClientError, GracefulHTTPError)  # request faults: the application answers
 
 
 @dataclass
@@ -42,7 +42,7 @@ class AnswerState:
     is_asked: bool = False  # the engine has the request
     body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it
-    failure: RequestError | None = None  # what came in the place of the first output
+    failure: RequestError | None = None  # that replaced the first output
     on_output: Callable[[], Awaitable[None]] | None = None  # called with the first
 
 
@@ -158,7 +158,7 @@ class KvErrorMiddleware:
 
         try:
             await self._app(scope, receive_kept, answer.take)
-        except Exception:  # of a stream that had begun for the application: whatever that made of it
+        except Exception:  # the application fails in its own way on a stream that had begun
             if not await answer.replace():
                 raise
         finally:

@@ -1,4 +1,4 @@
-"""Guards put into vLLM's own code of this process, against requests that would stall or end what all share.
+"""Guards in vLLM's own code of this process, against requests that would stall or end what all share.
 
 error texts      cut before vLLM's sanitiser: its expressions take cubic time, 90 s for 14 kB
 sampling tables  bounds of the GPU runner's tables checked here: beyond them it raises inside the engine
@@ -25,7 +25,7 @@ SANITISER = "sanitize_message"
 
 
 def guard_requests() -> None:
-    """Put the guards into vLLM. May be called again. Call it before vLLM's application is built.
+    """Install the guards, before vLLM's application is built. Idempotent.
 
     Raises:
         TypeError: vLLM has something else there, so that a guard would not be used.
@@ -35,12 +35,12 @@ def guard_requests() -> None:
 
 
 def cut(text: str) -> str:
-    """`text`, of `MAX_ERROR_CHARS` at most."""
+    """`text` limited to `MAX_ERROR_CHARS`."""
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "… [cut]"
 
 
 def _cut_error_texts() -> None:
-    """Replace vLLM's sanitiser wherever it is known by name; modules imported later take it from `utils`."""
+    """Replace vLLM's sanitiser wherever it is bound; later imports take it from `utils`."""
     sanitise = getattr(error_texts, SANITISER, None)
     if not callable(sanitise):
         raise TypeError("vLLM's sanitiser of error texts is not where it was")
@@ -69,7 +69,7 @@ def _cutting(sanitise: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _check_tables_first() -> None:
-    """Check behind `update_from_tokenizer`, vLLM's last step: words have tokens then, all ends are known."""
+    """Check after `update_from_tokenizer`, vLLM's last step, when words and ends have their tokens."""
     update = getattr(SamplingParams, "update_from_tokenizer", None)
     if not callable(update) or not hasattr(SamplingParams, "all_stop_token_ids"):
         raise TypeError("vLLM's sampling parameters are not what they were")
@@ -85,7 +85,7 @@ def _check_tables_first() -> None:
 
 
 def check_sampling_tables(params: SamplingParams) -> None:
-    """Refuse what the tables of vLLM's GPU runner do not hold.
+    """Refuse parameters that exceed the tables of vLLM's GPU runner.
 
     Raises:
         VLLMValidationError: answered by 400.

@@ -1,6 +1,6 @@
 """prefill_decode's life: vLLM's engine and its OpenAI server in this process, and its registration.
 
-engine started -> warm -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
+    engine started -> warm -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
 
 A draining instance is announced as such, so that gateways choose others; it refuses new requests, which late
 gateways retry elsewhere, and running ones have `drain_timeout_s` to finish.

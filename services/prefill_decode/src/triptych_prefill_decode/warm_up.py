@@ -88,7 +88,7 @@ async def warm_up_works(engine: Any) -> list[WarmUpWork]:
             for way in WAYS_OF_SAMPLING
         ]
     for task in POOLING_TASKS:
-        if task in tasks and task != "plugin":  # whose input is a plugin's own
+        if task in tasks and task != "plugin":  # a plugin's input has its own form
             return [partial(engine.encode, pooling_params=PoolingParams(task=task))]
     return []
 

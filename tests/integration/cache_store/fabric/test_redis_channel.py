@@ -17,7 +17,7 @@ from triptych_cache_store.fabric.wire.redis_links import RedisLinks
 from triptych_common.protocol.names import StreamNames
 from triptych_common.redis_client.address import RedisAddress
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 NAMES = StreamNames("test")
 ONE, OTHER = b"1" * 32, b"2" * 32
 

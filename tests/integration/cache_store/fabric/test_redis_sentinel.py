@@ -13,7 +13,7 @@ from tests.support.faults.redis_pair import Pair, running_pair, sentinel_of
 from tests.support.waiting import until_async
 
 OTHER = f"{2:064x}"
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 AGENTS = {"fabric-a", "fabric-b"}
 
 

@@ -30,7 +30,7 @@ from triptych_common.protocol.steps import Party
 
 LAYOUT = HostsLayout(places={"a": Place(num_encoders=1), "b": Place(num_prefill_decodes=1)})
 ENCODER, PREFILL_DECODE = "encoder-a-0", "prefill_decode-b-0"
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

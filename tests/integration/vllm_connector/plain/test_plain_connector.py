@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from tests.support.vllm_connector.plain_engine import (
-    CALL_TIMEOUT_MS,
     PlainEngine,
     output_of,
     plain_request,
@@ -245,22 +244,24 @@ def test_a_planned_item_is_loaded_while_the_store_is_away(
 
 
 def test_a_store_that_hangs_costs_one_bounded_wait(
-    store: StoreProcess, encoder: PlainEngine, consumer: PlainEngine
+    store: StoreProcess, encoder: PlainEngine, make_engine: MakeEngine
 ) -> None:
+    consumer = make_engine("ec_consumer", item_timeout_s=0, call_timeout_ms=2000.0)
     encoder.serve(plain_request("r", *"abc"))
     stats = store.stats()
     with stopped(store):
         start = time.monotonic()
         assert consumer.serve(plain_request("s", *"abc")) == ["a", "b", "c"]
         assert consumer.serve(plain_request("t", *"def")) == ["d", "e", "f"]
-        assert time.monotonic() - start < 2 * CALL_TIMEOUT_MS / 1000
+        assert time.monotonic() - start < 10  # a wait for each item: 12
     wait_until(lambda: store.stats().num_hits_total > stats.num_hits_total, 60, "the late answer")
     wait_until(lambda: store.stats().num_pins == 0, 60, "its pin is given back")
     consumer.encoder_cache.clear()
     assert consumer.serve(plain_request("u", *"abc")) == []
 
 
-def test_an_encoder_goes_on_while_the_store_hangs(store: StoreProcess, encoder: PlainEngine) -> None:
+def test_an_encoder_goes_on_while_the_store_hangs(store: StoreProcess, make_engine: MakeEngine) -> None:
+    encoder = make_engine("ec_producer", call_timeout_ms=2000.0)
     with stopped(store):
         assert encoder.serve(plain_request("r", "a", "b")) == ["a", "b"]
     wait_until(lambda: store.stats().num_reservations == 0, 60, "the late reservation is cancelled")

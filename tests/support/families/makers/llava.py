@@ -14,28 +14,21 @@ TOWER_NAMES = {"vision_tower.": "vision_tower.vision_model."}
 
 
 def llava(folder: Path) -> None:
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([IMAGE])
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(
             **vision_config(num_hidden_layers=3, image_size=SIZE_PX, projection_dim=64)
         ),
-        text_config=LlamaConfig(**text_config(tokenizer)),
+        text_config=hf.LlamaConfig(**text_config(tokenizer)),
         image_token_index=token_id(tokenizer, IMAGE),
         image_seq_length=36,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
     )
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessor(
+    processor = hf.LlavaProcessor(
+        image_processor=hf.CLIPImageProcessor(
             size={"shortest_edge": SIZE_PX}, crop_size={"height": SIZE_PX, "width": SIZE_PX}
         ),
         tokenizer=tokenizer,
@@ -44,24 +37,16 @@ def llava(folder: Path) -> None:
         num_additional_image_tokens=1,
         chat_template=chat_template(image=f"{IMAGE}\n"),
     )
-    save_model(folder, LlavaForConditionalGeneration, config, processor, TOWER_NAMES)
+    save_model(folder, hf.LlavaForConditionalGeneration, config, processor, TOWER_NAMES)
 
 
 def llava_onevision(folder: Path) -> None:
-    from transformers import (
-        LlavaOnevisionConfig,
-        LlavaOnevisionForConditionalGeneration,
-        LlavaOnevisionImageProcessor,
-        LlavaOnevisionProcessor,
-        LlavaOnevisionVideoProcessor,
-        Qwen2Config,
-        SiglipVisionConfig,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([IMAGE, VIDEO])
-    config = LlavaOnevisionConfig(
-        vision_config=SiglipVisionConfig(**vision_config(image_size=SIZE_PX, vision_use_head=False)),
-        text_config=Qwen2Config(**text_config(tokenizer)),
+    config = hf.LlavaOnevisionConfig(
+        vision_config=hf.SiglipVisionConfig(**vision_config(image_size=SIZE_PX, vision_use_head=False)),
+        text_config=hf.Qwen2Config(**text_config(tokenizer)),
         image_token_index=token_id(tokenizer, IMAGE),
         video_token_index=token_id(tokenizer, VIDEO),
         image_grid_pinpoints=CROPS,
@@ -70,12 +55,12 @@ def llava_onevision(folder: Path) -> None:
         vision_aspect_ratio="anyres_max_9",
     )
     size = {"height": SIZE_PX, "width": SIZE_PX}
-    processor = LlavaOnevisionProcessor(
-        image_processor=LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=CROPS),
-        video_processor=LlavaOnevisionVideoProcessor(size=size),
+    processor = hf.LlavaOnevisionProcessor(
+        image_processor=hf.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=CROPS),
+        video_processor=hf.LlavaOnevisionVideoProcessor(size=size),
         tokenizer=tokenizer,
         num_image_tokens=36,
         vision_feature_select_strategy="full",
         chat_template=chat_template(image=f"{IMAGE}\n", video=f"{VIDEO}\n"),
     )
-    save_model(folder, LlavaOnevisionForConditionalGeneration, config, processor, TOWER_NAMES)
+    save_model(folder, hf.LlavaOnevisionForConditionalGeneration, config, processor, TOWER_NAMES)

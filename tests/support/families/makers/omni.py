@@ -38,18 +38,14 @@ QWEN3_TOKENS = {
 
 
 def qwen2_5_omni(folder: Path) -> None:
-    from transformers import (
-        Qwen2_5OmniProcessor,
-        Qwen2_5OmniThinkerConfig,
-        Qwen2_5OmniThinkerForConditionalGeneration,
-    )
+    import transformers as hf
 
     named = QWEN2_5_TOKENS
     tokenizer = build_tokenizer([*named.values()], named=named)
     ids = _tokens(tokenizer, named)
     # vLLM reads the ids of placeholders under the older names, transformers under the newer.
     indexes = {name.replace("_id", "_index"): ids[name] for name in ids if name.count("_") == 2}
-    config = Qwen2_5OmniThinkerConfig(
+    config = hf.Qwen2_5OmniThinkerConfig(
         audio_config=audio_config(output_dim=HIDDEN_SIZE, n_window=100),
         vision_config=windowed_tower_config(),
         text_config=text_config(tokenizer, rope_parameters=mrope()),
@@ -58,17 +54,13 @@ def qwen2_5_omni(folder: Path) -> None:
         **ids,
         **indexes,
     )
-    processor = Qwen2_5OmniProcessor(tokenizer=tokenizer, **_processor_parts(named, patch_size=14))
-    save_model(folder, Qwen2_5OmniThinkerForConditionalGeneration, config, processor, THINKER_NAMES)
+    processor = hf.Qwen2_5OmniProcessor(tokenizer=tokenizer, **_processor_parts(named, patch_size=14))
+    save_model(folder, hf.Qwen2_5OmniThinkerForConditionalGeneration, config, processor, THINKER_NAMES)
     _wrap_config(folder, "qwen2_5_omni", "Qwen2_5OmniForConditionalGeneration")
 
 
 def qwen3_omni(folder: Path) -> None:
-    from transformers import (
-        Qwen3OmniMoeProcessor,
-        Qwen3OmniMoeThinkerConfig,
-        Qwen3OmniMoeThinkerForConditionalGeneration,
-    )
+    import transformers as hf
 
     named = QWEN3_TOKENS
     tokenizer = build_tokenizer([*named.values()], named=named)
@@ -83,7 +75,7 @@ def qwen3_omni(folder: Path) -> None:
         mlp_only_layers=[],
         rope_parameters=mrope(mrope_interleaved=True),
     )
-    config = Qwen3OmniMoeThinkerConfig(
+    config = hf.Qwen3OmniMoeThinkerConfig(
         audio_config=audio_config(output_dim=HIDDEN_SIZE, n_window=50, downsample_hidden_size=32),
         vision_config=deepstack_tower_config(),
         text_config=text,
@@ -93,8 +85,8 @@ def qwen3_omni(folder: Path) -> None:
     )
     config.vision_config.image_size = 256  # vLLM asks for both, and transformers' class has neither
     config.vision_config.apply_vit_abs_pos_embed = True
-    processor = Qwen3OmniMoeProcessor(tokenizer=tokenizer, **_processor_parts(named, patch_size=16))
-    save_model(folder, Qwen3OmniMoeThinkerForConditionalGeneration, config, processor, THINKER_NAMES)
+    processor = hf.Qwen3OmniMoeProcessor(tokenizer=tokenizer, **_processor_parts(named, patch_size=16))
+    save_model(folder, hf.Qwen3OmniMoeThinkerForConditionalGeneration, config, processor, THINKER_NAMES)
     _wrap_config(folder, "qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration")
 
 
@@ -112,14 +104,14 @@ def _tokens(tokenizer: Any, named: dict[str, str]) -> dict[str, int]:
 
 
 def _processor_parts(named: dict[str, str], patch_size: int) -> dict[str, Any]:
-    from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor, WhisperFeatureExtractor
+    import transformers as hf
 
     vision = f"{named['vision_bos_token']}@{named['vision_eos_token']}"
     audio = f"{named['audio_bos_token']}@{named['audio_eos_token']}"
     return {
-        "image_processor": Qwen2VLImageProcessor(**pixel_bounds(patch_size)),
-        "video_processor": Qwen2VLVideoProcessor(**pixel_bounds(patch_size)),
-        "feature_extractor": WhisperFeatureExtractor(feature_size=128),
+        "image_processor": hf.Qwen2VLImageProcessor(**pixel_bounds(patch_size)),
+        "video_processor": hf.Qwen2VLVideoProcessor(**pixel_bounds(patch_size)),
+        "feature_extractor": hf.WhisperFeatureExtractor(feature_size=128),
         "chat_template": chat_template(
             image=vision.replace("@", named["image_token"]),
             video=vision.replace("@", named["video_token"]),

@@ -58,10 +58,10 @@ You are a helpful assistant.<|im_end|>
 def qwen2_5_vl_7b(folder: Path) -> None:
     """Each file as the published folder has it, which holds no `video_preprocessor_config.json`."""
     import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    import transformers as hf
 
     torch.manual_seed(SEED)
-    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**_config()))
+    model = hf.Qwen2_5_VLForConditionalGeneration(hf.Qwen2_5_VLConfig(**_config()))
     spread(model)
     model.to(torch.bfloat16).save_pretrained(folder)
     files: dict[str, Any] = {

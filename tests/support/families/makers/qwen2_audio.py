@@ -12,23 +12,17 @@ TEXT_NAMES = {"language_model.model.model.": "language_model.model."}
 
 
 def qwen2_audio(folder: Path) -> None:
-    from transformers import (
-        Qwen2AudioConfig,
-        Qwen2AudioForConditionalGeneration,
-        Qwen2AudioProcessor,
-        Qwen2Config,
-        WhisperFeatureExtractor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([AUDIO, START, END])
-    config = Qwen2AudioConfig(
+    config = hf.Qwen2AudioConfig(
         audio_config=audio_config(),
-        text_config=Qwen2Config(**text_config(tokenizer)),
+        text_config=hf.Qwen2Config(**text_config(tokenizer)),
         audio_token_index=token_id(tokenizer, AUDIO),
     )
-    processor = Qwen2AudioProcessor(
-        feature_extractor=WhisperFeatureExtractor(feature_size=128),
+    processor = hf.Qwen2AudioProcessor(
+        feature_extractor=hf.WhisperFeatureExtractor(feature_size=128),
         tokenizer=tokenizer,
         chat_template=chat_template(audio=f"{START}{AUDIO}{END}\n"),
     )
-    save_model(folder, Qwen2AudioForConditionalGeneration, config, processor, TEXT_NAMES)
+    save_model(folder, hf.Qwen2AudioForConditionalGeneration, config, processor, TEXT_NAMES)

@@ -43,16 +43,10 @@ def pixel_bounds(patch_size: int = 14) -> dict[str, Any]:
 
 
 def qwen2_vl(folder: Path) -> None:
-    from transformers import (
-        Qwen2VLConfig,
-        Qwen2VLForConditionalGeneration,
-        Qwen2VLImageProcessor,
-        Qwen2VLProcessor,
-        Qwen2VLVideoProcessor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([START, END, IMAGE, VIDEO])
-    config = Qwen2VLConfig(
+    config = hf.Qwen2VLConfig(
         text_config=text_config(tokenizer, rope_parameters=mrope()),
         vision_config={
             "depth": 2,
@@ -66,51 +60,39 @@ def qwen2_vl(folder: Path) -> None:
         },
         **_tokens(tokenizer),
     )
-    processor = Qwen2VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**pixel_bounds()),
+    processor = hf.Qwen2VLProcessor(
+        image_processor=hf.Qwen2VLImageProcessor(**pixel_bounds()),
         tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(**pixel_bounds()),
+        video_processor=hf.Qwen2VLVideoProcessor(**pixel_bounds()),
         chat_template=TEMPLATE,
     )
-    save_model(folder, Qwen2VLForConditionalGeneration, config, processor)
+    save_model(folder, hf.Qwen2VLForConditionalGeneration, config, processor)
 
 
 def qwen2_5_vl(folder: Path) -> None:
-    from transformers import (
-        Qwen2_5_VLConfig,
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2_5_VLProcessor,
-        Qwen2VLImageProcessor,
-        Qwen2VLVideoProcessor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([START, END, IMAGE, VIDEO])
-    config = Qwen2_5_VLConfig(
+    config = hf.Qwen2_5_VLConfig(
         text_config=text_config(tokenizer, rope_parameters=mrope()),
         vision_config={**windowed_tower_config(), "tokens_per_second": 2},
         **_tokens(tokenizer),
     )
-    processor = Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**pixel_bounds()),
+    processor = hf.Qwen2_5_VLProcessor(
+        image_processor=hf.Qwen2VLImageProcessor(**pixel_bounds()),
         tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(**pixel_bounds()),
+        video_processor=hf.Qwen2VLVideoProcessor(**pixel_bounds()),
         chat_template=TEMPLATE,
     )
-    save_model(folder, Qwen2_5_VLForConditionalGeneration, config, processor)
+    save_model(folder, hf.Qwen2_5_VLForConditionalGeneration, config, processor)
 
 
 def qwen3_vl(folder: Path) -> None:
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([START, END, IMAGE, VIDEO])
     rope = mrope(mrope_interleaved=True)
-    config = Qwen3VLConfig(
+    config = hf.Qwen3VLConfig(
         text_config=text_config(tokenizer, num_hidden_layers=3, head_dim=HEAD_SIZE, rope_parameters=rope),
         vision_config=deepstack_tower_config(),
         **_tokens(tokenizer),
@@ -121,13 +103,13 @@ def qwen3_vl(folder: Path) -> None:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**pixels),
+    processor = hf.Qwen3VLProcessor(
+        image_processor=hf.Qwen2VLImageProcessor(**pixels),
         tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**pixels),
+        video_processor=hf.Qwen3VLVideoProcessor(**pixels),
         chat_template=TEMPLATE,
     )
-    save_model(folder, Qwen3VLForConditionalGeneration, config, processor)
+    save_model(folder, hf.Qwen3VLForConditionalGeneration, config, processor)
 
 
 def _tokens(tokenizer: Any) -> dict[str, Any]:

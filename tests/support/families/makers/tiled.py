@@ -12,14 +12,7 @@ TOKENS_PER_TILE = 16
 
 
 def internvl(folder: Path) -> None:
-    from transformers import (
-        GotOcr2ImageProcessor,
-        InternVLConfig,
-        InternVLForConditionalGeneration,
-        InternVLProcessor,
-        InternVLVideoProcessor,
-        Qwen2Config,
-    )
+    import transformers as hf
 
     image = "<IMG_CONTEXT>"
     named = {
@@ -29,54 +22,48 @@ def internvl(folder: Path) -> None:
         "video_token": "<video>",
     }
     tokenizer = build_tokenizer([*named.values()], named=named)
-    config = InternVLConfig(
+    config = hf.InternVLConfig(
         vision_config=vision_config(image_size=[TILE_PX, TILE_PX], patch_size=[14, 14]),
-        text_config=Qwen2Config(**text_config(tokenizer)),
+        text_config=hf.Qwen2Config(**text_config(tokenizer)),
         image_token_id=token_id(tokenizer, image),
         image_seq_length=TOKENS_PER_TILE,
         downsample_ratio=0.5,
         tie_word_embeddings=False,
     )
     size = {"height": TILE_PX, "width": TILE_PX}
-    processor = InternVLProcessor(
-        image_processor=GotOcr2ImageProcessor(
+    processor = hf.InternVLProcessor(
+        image_processor=hf.GotOcr2ImageProcessor(
             crop_to_patches=True, min_patches=1, max_patches=MAX_TILES, size=size
         ),
         tokenizer=tokenizer,
-        video_processor=InternVLVideoProcessor(size=size),
+        video_processor=hf.InternVLVideoProcessor(size=size),
         image_seq_length=TOKENS_PER_TILE,
         chat_template=chat_template(image=f"{image}\n"),
     )
-    save_model(folder, InternVLForConditionalGeneration, config, processor)
+    save_model(folder, hf.InternVLForConditionalGeneration, config, processor)
 
 
 def idefics3(folder: Path) -> None:
-    from transformers import (
-        Idefics3Config,
-        Idefics3ForConditionalGeneration,
-        Idefics3ImageProcessor,
-        Idefics3Processor,
-        LlamaConfig,
-    )
+    import transformers as hf
 
     image = "<image>"
     rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     tokenizer = build_tokenizer(
         [image, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *rows]
     )
-    config = Idefics3Config(
+    config = hf.Idefics3Config(
         vision_config=vision_config(image_size=TILE_PX),
-        text_config=LlamaConfig(**text_config(tokenizer)),
+        text_config=hf.LlamaConfig(**text_config(tokenizer)),
         image_token_id=token_id(tokenizer, image),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
     )
-    processor = Idefics3Processor(
-        image_processor=Idefics3ImageProcessor(
+    processor = hf.Idefics3Processor(
+        image_processor=hf.Idefics3ImageProcessor(
             size={"longest_edge": 2 * TILE_PX}, max_image_size={"longest_edge": TILE_PX}
         ),
         tokenizer=tokenizer,
         image_seq_len=TOKENS_PER_TILE,
         chat_template=chat_template(image=image),
     )
-    save_model(folder, Idefics3ForConditionalGeneration, config, processor)
+    save_model(folder, hf.Idefics3ForConditionalGeneration, config, processor)

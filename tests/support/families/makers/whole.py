@@ -17,15 +17,7 @@ TASKS = ("<|transcribe|>", "<|translate|>", "<|prev|>", "<|notimestamps|>")
 
 def blip2(folder: Path) -> None:
     """An image becomes `NUM_QUERIES` tokens at the prompt's start. It has no chat template: vLLM has one."""
-    from transformers import (
-        Blip2Config,
-        Blip2ForConditionalGeneration,
-        Blip2Processor,
-        Blip2QFormerConfig,
-        Blip2VisionConfig,
-        BlipImageProcessor,
-        OPTConfig,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([IMAGE], named={"image_token": IMAGE})
     text = text_config(tokenizer)
@@ -33,16 +25,16 @@ def blip2(folder: Path) -> None:
         name: text[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     }
     language |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Blip2Config(
-        vision_config=Blip2VisionConfig(**small_vision(image_size=SIZE_PX)).to_dict(),
-        qformer_config=Blip2QFormerConfig(
+    config = hf.Blip2Config(
+        vision_config=hf.Blip2VisionConfig(**small_vision(image_size=SIZE_PX)).to_dict(),
+        qformer_config=hf.Blip2QFormerConfig(
             hidden_size=64,
             num_hidden_layers=2,
             num_attention_heads=4,
             intermediate_size=128,
             encoder_hidden_size=64,
         ).to_dict(),
-        text_config=OPTConfig(
+        text_config=hf.OPTConfig(
             **language,
             ffn_dim=2 * HIDDEN_SIZE,
             word_embed_proj_dim=HIDDEN_SIZE,
@@ -53,23 +45,18 @@ def blip2(folder: Path) -> None:
         image_token_index=token_id(tokenizer, IMAGE),
     )
     size = {"height": SIZE_PX, "width": SIZE_PX}
-    processor = Blip2Processor(BlipImageProcessor(size=size), tokenizer, num_query_tokens=NUM_QUERIES)
-    save_model(folder, Blip2ForConditionalGeneration, config, processor)
+    processor = hf.Blip2Processor(hf.BlipImageProcessor(size=size), tokenizer, num_query_tokens=NUM_QUERIES)
+    save_model(folder, hf.Blip2ForConditionalGeneration, config, processor)
 
 
 def whisper(folder: Path) -> None:
     """An encoder-decoder model."""
-    from transformers import (
-        WhisperConfig,
-        WhisperFeatureExtractor,
-        WhisperForConditionalGeneration,
-        WhisperProcessor,
-    )
+    import transformers as hf
 
     tokenizer = build_tokenizer([START, *LANGUAGES, *TASKS])
     text = text_config(tokenizer)
     num_heads = HIDDEN_SIZE // HEAD_SIZE
-    config = WhisperConfig(
+    config = hf.WhisperConfig(
         **audio_config(
             d_model=HIDDEN_SIZE,
             encoder_attention_heads=num_heads,
@@ -87,5 +74,5 @@ def whisper(folder: Path) -> None:
         suppress_tokens=None,
         begin_suppress_tokens=None,
     )
-    processor = WhisperProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer)
-    save_model(folder, WhisperForConditionalGeneration, config, processor)
+    processor = hf.WhisperProcessor(hf.WhisperFeatureExtractor(feature_size=80), tokenizer)
+    save_model(folder, hf.WhisperForConditionalGeneration, config, processor)

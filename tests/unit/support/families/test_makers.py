@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.families.family import MediaKind
 from tests.support.families.registry import ALL_FAMILIES, FAMILIES
-from tests.support.families.weights import renamed
 
 MAX_PARAMETERS = 5_000_000
 
@@ -40,14 +39,6 @@ def output_name(folder: Path) -> str:
     return "embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
 
 
-@pytest.mark.parametrize("folder", ALL_FAMILIES, indirect=True)
-def test_vllm_has_its_architecture(folder: Path) -> None:
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
-    assert architecture in ModelRegistry.get_supported_archs()
-
-
 @each_family
 def test_a_prompt_has_a_placeholder_for_each_medium(folder: Path) -> None:
     from transformers import AutoConfig, AutoProcessor
@@ -73,9 +64,3 @@ def placeholder_ids(folder: Path, kind: MediaKind) -> list[int]:
     config = config.get("thinker_config", config)
     names = [f"{kind}_token_id", f"{kind}_token_index", "boi_token_index"]
     return [config[name] for name in names if config.get(name) is not None]
-
-
-def test_every_name_of_a_weight_gets_one_prefix() -> None:
-    prefixes = {"a.": "b.", "": "c."}
-    assert [renamed(name, prefixes) for name in ("a.x", "x")] == ["b.x", "c.x"]
-    assert renamed("x.a.", {"a.": "b."}) == "x.a."

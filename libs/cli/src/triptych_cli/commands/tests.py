@@ -1,4 +1,4 @@
-"""`test`: pytest over the layers of tests/.
+"""`test`: runs pytest over the layers of tests/.
 
 Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Several files
 run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
@@ -60,7 +60,7 @@ class Ran(NamedTuple):
 
 
 def run_tests(layer: str | None, extra: list[str]) -> int:
-    """Run one layer, or all; `extra` goes to pytest. Its exit code."""
+    """Run one layer, or all, with `extra` for pytest; returns its exit code."""
     if layer is not None and layer != "all" and layer not in LAYERS:
         if not layer.startswith("-") and not Path(layer).exists():
             fail(f"no layer {layer!r}; there are: {', '.join(LAYERS)}, all")

@@ -49,8 +49,8 @@ def session_members(session: int) -> list[psutil.Process]:
 def is_same_session(session: int, leader_started_at: float | None) -> bool:
     """False if the number belongs to another process since `leader_started_at` (Unix seconds).
 
-    While any member lives, the kernel does not reuse the number; so a leader of another age means that the
-    session is gone.
+    While any member lives, the kernel does not reuse the number; so a leader of another age means that
+    the session is gone.
     """
     try:
         started_at = psutil.Process(session).create_time()

@@ -1,7 +1,7 @@
 """Probes for the conditions of `topology.Readiness`, one per process, created before its start.
 
-A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet means
-"not met", never an error.
+A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet
+means "not met", never an error.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Log files rotated while their service runs.
 
-stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
+    stdout and stderr of a service --pipe--> a thread of the supervisor --> NAME.log, NAME.log.1, ...
 
 A service has the pipe and not the file. It reopens nothing, and no line is lost between two files, which
 copying and truncating would lose. The thread does nothing else, so a busy event loop delays no service.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 NUM_FILES = 4  # of one service, the current one included
-PIPE_BYTES = 1 << 20  # what a service may write ahead; the kernel keeps lines whole until then
+PIPE_BYTES = 1 << 20  # output buffered for a service; the kernel keeps lines whole up to it
 CHUNK_BYTES = 64 << 10
 
 

@@ -1,4 +1,4 @@
-"""Keeps one service running: start, readiness, restart with growing delays, stop. States: `state`."""
+"""Supervises one service: start, readiness, restart with growing delays, stop. States: `state`."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class StartFailedError(Exception):
 
 
 class RestartFailedError(Exception):
-    """A service is not ready after a restart, with the reason. It starts again, with growing delays."""
+    """A service is not ready after a restart, for this reason; it is retried with growing delays."""
 
 
 class Backoff:
@@ -45,7 +45,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_delay_s(self, ready_s: float) -> float:
-        """The delay after a process that was ready for `ready_s`."""
+        """Delay after a process that was ready for `ready_s`."""
         if ready_s >= self._stable_s:
             self._next_s = self._first_s
         delay_s, self._next_s = self._next_s, min(self._next_s * 2, self._limit_s)
@@ -153,7 +153,7 @@ class Service:
             self._restarted.set_result(None)
 
     async def stop(self) -> None:
-        """Bounded: SIGTERM, then SIGKILL of the whole session. `keep_running` has ended afterwards."""
+        """Send SIGTERM, then SIGKILL to the whole session, in limited time; `keep_running` has ended then."""
         self._stopping.set()
         if self._child is not None:
             # A service that is not ready has nothing to finish; an engine that loads ignores SIGTERM.
@@ -165,14 +165,14 @@ class Service:
         self._move_to(ServiceState.STOPPED, self.status.detail)
 
     def kill_now(self) -> None:
-        """SIGKILL the session: a `stop` that is waiting ends at once."""
+        """Kill the session; a waiting `stop` ends at once."""
         self._stopping.set()
         self._kills_at_once = True
         if self._child is not None:
             self._child.kill_session()
 
     async def _run_once(self) -> tuple[str, float]:
-        """One process from start to end: (why it ended, seconds for which it was ready)."""
+        """Run one process to its end; returns the reason, and the seconds for which it was ready."""
         async with probe_for(self.spec.ready) as probe:
             if self._stopping.is_set():
                 return "", 0.0
@@ -203,7 +203,7 @@ class Service:
         return failure, ready_s
 
     async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
-        """Empty when the condition is met, or on `stop`; otherwise the failure."""
+        """Wait for readiness; returns the failure, or "" when ready or on `stop`."""
         progress = StartLimit(self.spec.start_timeout_s, time.monotonic())
         while not self._stopping.is_set() and not await probe.is_met():
             now = time.monotonic()
@@ -217,7 +217,7 @@ class Service:
         return ""
 
     async def _until_ended(self, child: ChildProcess, probe: Probe) -> str:
-        """Check that the service answers until its process ends, or hangs: the reason."""
+        """Check that the service answers until its process ends or hangs; returns the reason."""
         hang_count, checked_at = HangCount(activity_of(child.pid)), time.monotonic()
         while not await child.ends_within(CHECK_INTERVAL_S):
             answers = await probe.answers()
@@ -244,7 +244,7 @@ class Service:
         self.status = self.status.model_copy(update={"last_end": LastEnd(at=time.time(), reason=reason)})
 
     def _move_to(self, state: ServiceState, detail: str = "", *, num_restarts: int = 0) -> None:
-        """The one function that assigns a state.
+        """Move to a state; nothing else assigns it.
 
         Raises:
             IllegalTransitionError: `state` cannot follow the present one.

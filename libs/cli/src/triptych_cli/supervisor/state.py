@@ -1,11 +1,16 @@
 """States of a service, and the state file, which `status`, `down` and the next start read.
 
-WAITING --dependencies ready--> STARTING --condition met--> READY | ^ | failed | | delay over exited | v | |
-BACKOFF <---------------------' READY --no answer--> UNRESPONSIVE --answers--> READY UNRESPONSIVE --exited,
-hangs--> BACKOFF READY, UNRESPONSIVE --restart--> STOPPING --gone--> STARTING STARTING, READY, UNRESPONSIVE
---stop--> STOPPING --gone--> STOPPED WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING,
-STARTING WAITING, BACKOFF --kill_now during a start--> STOPPING READY, UNRESPONSIVE --kill_now after a
-crash--> STOPPED
+WAITING --dependencies ready--> STARTING --condition met--> READY
+                                 |    ^                       |
+                          failed |    | delay over     exited |
+                                 v    |                       |
+                                BACKOFF <---------------------'
+READY --no answer--> UNRESPONSIVE --answers--> READY        UNRESPONSIVE --exited, hangs--> BACKOFF
+READY, UNRESPONSIVE --restart--> STOPPING --gone--> STARTING
+STARTING, READY, UNRESPONSIVE --stop--> STOPPING --gone--> STOPPED
+WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING, STARTING
+WAITING, BACKOFF --kill_now during a start--> STOPPING
+READY, UNRESPONSIVE --kill_now after a crash--> STOPPED
 """
 
 import os
@@ -92,7 +97,7 @@ class HostStatus(BaseModel):
     store: str
     agent: str  # instance
     join_dir: str  # what other hosts need in order to join
-    key_file: str | None  # that agents share; None: certificates alone
+    key_file: str | None  # shared by all agents; None: certificates only
     runs_redis: bool  # the system's
 
 

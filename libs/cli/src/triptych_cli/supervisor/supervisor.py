@@ -28,7 +28,7 @@ class AlreadyRunningError(Exception):
 
 
 class Supervisor:
-    """One system on this machine. Everything it starts has ended when `running` is left."""
+    """One system on this machine; all its processes have ended when `running` is left."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Yields when every service is ready; stops them all afterwards, dependents first.
+        """Start all services, yield when they are ready, and stop them afterwards, dependents first.
 
         Raises:
             StartFailedError: a service did not get ready; what had been started is stopped again.
@@ -97,7 +97,7 @@ class Supervisor:
             raise failure
 
     async def restart_services(self, names: Collection[str]) -> AsyncGenerator[str, None]:
-        """Restart services, those first that others depend on; each when the one before is ready again.
+        """Restart services one after the other, dependencies first, each when the one before is ready.
 
         Yields:
             The name of each before it is restarted.
@@ -111,7 +111,7 @@ class Supervisor:
                 await service.restart()
 
     async def stop_services(self, names: Collection[str]) -> AsyncGenerator[str, None]:
-        """Stop services for good, dependents before what they depend on; the others go on.
+        """Stop services for good, dependents before their dependencies; the others continue.
 
         Yields:
             The name of each before it is stopped; those that may end together, one after the other.
@@ -164,7 +164,7 @@ class Supervisor:
 
 @contextmanager
 def ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP cancel the current task, which leaves `running`; a second signal kills.
+    """Cancel the current task on SIGINT, SIGTERM or SIGHUP, which leaves `running`; a second signal kills.
 
     Main thread only.
     """
@@ -191,7 +191,7 @@ def ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
 
 @contextmanager
 def run_directory(layout: RunLayout) -> Iterator[None]:
-    """The run directory, locked inside the block and removed afterwards; and the logs' folder, which stays.
+    """Lock the run directory for the block and remove it afterwards; the logs' folder stays.
 
     Processes, sockets and the region of a killed supervisor are cleared first.
 
@@ -220,7 +220,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         layout.tmp_dir.mkdir(mode=0o700)
         for folder in (layout.logs_dir, layout.traces_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # which engines load
+        ensure_run_dir(layout.compiled_dir, "folder of compiled code")  # engines load code from it
         for file in layout.logs_dir.glob("*.log"):
             if file != layout.log_file(SUPERVISOR):  # the caller's own, which it writes already
                 shift_logs(file)
@@ -231,7 +231,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
 
 
 def is_supervised(layout: RunLayout) -> bool:
-    """A supervisor runs in the run directory."""
+    """True if a supervisor runs in the run directory."""
     try:
         with layout.lock_file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def is_supervised(layout: RunLayout) -> bool:
 
 
 def clear_leftovers(layout: RunLayout) -> int:
-    """End the processes of a killed supervisor, and remove its files: the number of processes."""
+    """End a killed supervisor's processes and remove its files; returns the number of processes."""
     status = read_status(layout.state_file)
     sessions = [
         service.pid

@@ -1,4 +1,4 @@
-"""The engine hosts of a topology: their options, environment and GPUs. Pure."""
+"""Engine hosts of a topology: options, environment and GPUs. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ CPU_ENGINE_ENV: Mapping[str, str] = {
     # between two processes for each step. Of several workers each has its own all the same.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""Defaults for engines on a CPU; what the user has set in the environment wins."""
+"""Default environment of engines on a CPU; the user's own variables override it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Engine:
 def engine_hosts(
     options: ResolvedOptions, layout: RunLayout, ports: Sequence[int], kv_ports: Sequence[int] = ()
 ) -> list[Engine]:
-    """Encoders first.
+    """Engine hosts, encoders first.
 
     Args:
         ports: one for each engine of a language model.
@@ -76,7 +76,7 @@ def engine_hosts(
 
 
 def _tower(role: Role, options: ResolvedOptions) -> dict[str, str]:
-    """The caller's environment is meant for instances that do both: others have a tower by their role."""
+    """Local encode of a role: only prefill_decodes follow the options; other roles have a tower or none."""
     if role is not Role.PREFILL_DECODE:
         return {"TRIPTYCH_LOCAL_ENCODE": "never"}
     if options.local_encode is None:
@@ -97,7 +97,7 @@ def _with_cores(engine: Engine, own: tuple[int, ...], of_all: frozenset[int]) ->
 
 
 def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
-    """vLLM takes 92 % of a GPU by default: engines that share one, or share it with the slab, get parts."""
+    """Assign parts of GPUs that several engines or the slab share: vLLM takes 92 % by default."""
     places = plan_gpus(
         options.counts.encoders,
         len(engines) - options.counts.encoders,

@@ -15,10 +15,10 @@ NUM_PORTS_LIMIT = 1 << 16
 @dataclass(frozen=True)
 class HostPlan:
     name: str
-    address: str  # of this machine, at which the others reach it
+    address: str  # at which the other hosts reach this machine
     fabric_port: int
-    key_file: Path | None  # that all agents share; None: certificates alone
-    redis_port: int | None  # of the embedded Redis, for the others; None: Redis is elsewhere
+    key_file: Path | None  # shared by all agents; None: certificates only
+    redis_port: int | None  # of the embedded Redis; None: Redis is elsewhere
 
     @property
     def store(self) -> str:

@@ -137,7 +137,7 @@ def _address_towards(redis: RedisAddress) -> str:
     try:
         family, kind, protocol, _, peer = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(peer)  # of a datagram socket: nothing is sent
+            probe.connect(peer)  # connecting a datagram socket sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
         raise JoinError(

@@ -135,9 +135,9 @@ def free_ports(count: int, but: Collection[int] = (), *, of: str | None = None) 
 
     `of` names the caller; its next start gets the same ports, as far as they are free.
 
-    They are bound only when the engines are up. So they lie below the range from which the kernel takes ports
-    for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this function
-    gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
+    They are bound only when the engines are up. So they lie below the range from which the kernel takes
+    ports for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this
+    function gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
     """
     with contextlib.ExitStack() as stack:
         candidates = random.Random(of).sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)

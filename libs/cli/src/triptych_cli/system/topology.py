@@ -3,9 +3,9 @@
     redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 …, prefill-0 …, decode-0 … ──▶ gateway-0 …
                         `──▶ fabric agent ──▶ (on one of several hosts)
 
-Arrow: the right one starts when the left one is ready; stopping goes the other way. Without `redis` (an
-existing server is used) the others move up. Engines of one GPU start one after the other, and stop together.
-On one of several hosts the names of instances hold the host's.
+Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
+`redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
+and stop together. On one of several hosts the names of instances hold the host's.
 """
 
 import json

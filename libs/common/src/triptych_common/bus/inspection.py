@@ -44,7 +44,7 @@ class RawEntry:
 
 
 async def list_lags(bus: AsyncBus) -> list[GroupLag]:
-    """Every stream of the deployment with its groups, by name.
+    """Return every stream of the deployment with its groups, by name.
 
     Raises:
         BusUnavailableError

@@ -75,7 +75,6 @@ class Publisher:
         return length
 
     async def _find_full(self, streams: Sequence[str]) -> set[str]:
-        """Return those of `streams` that were full and still are."""
         for stream in streams:
             if self._bounds.is_full(stream):
                 self._bounds.saw(stream, await self.length(stream))

@@ -215,7 +215,6 @@ class Registry:
             await pipe.execute()
 
     def _renew_streams(self, pipe: Pipeline, record: InstanceRecord) -> None:
-        """Renew the streams that this instance reads."""
         for inbox in inboxes(self._names, record.instance):
             pipe.expire(inbox, INBOX_TTL_S)
         if (namespace_digest := _encodes_for(record)) is not None:

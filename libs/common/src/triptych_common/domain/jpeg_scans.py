@@ -46,7 +46,6 @@ def num_jpeg_scans(jpeg: bytes) -> int:
 
 
 def _next_marker(jpeg: bytes, position: int) -> int | None:
-    """Return the position of the next marker, or None."""
     while position < len(jpeg):
         end = position + WINDOW_BYTES
         match = _MARKER.search(jpeg, position, end + 1)  # a marker may begin with the window's last byte

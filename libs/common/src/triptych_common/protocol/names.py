@@ -43,35 +43,35 @@ class StreamNames:
 
     # ---- streams ----
     def encode_jobs(self, namespace_digest: str, store: str = DEFAULT_STORE) -> str:
-        """Gateways -> the encoders of one namespace that write to `store`, group `ENCODERS_GROUP`."""
+        """Stream from gateways to one namespace's encoders at `store`, group `ENCODERS_GROUP`."""
         return self._key("encode-jobs", namespace_digest, store)
 
     def metadata(self, instance: str) -> str:
-        """Encoders -> one prefill_decode."""
+        """Stream from encoders to one prefill_decode instance."""
         return self._key("metadata", instance)
 
     def preallocations(self, instance: str) -> str:
-        """prefill_decode instances -> one encoder."""
+        """Stream from prefill_decode instances to one encoder: requests to reserve."""
         return self._key("preallocations", instance)
 
     def acks(self, instance: str) -> str:
-        """prefill_decode instances -> one encoder."""
+        """Stream from prefill_decode instances to one encoder: final acks."""
         return self._key("acks", instance)
 
     def encode_results(self, instance: str) -> str:
-        """Encoders and prefill_decode instances -> one gateway."""
+        """Stream from encoders and prefill_decode instances to one gateway."""
         return self._key("encode-results", instance)
 
     def transfers(self, instance: str) -> str:
-        """Gateways -> one fabric agent."""
+        """Stream from gateways to one fabric agent."""
         return self._key("transfers", instance)
 
     def link_calls(self, instance: str) -> str:
-        """Fabric agents -> one fabric agent, whose links go through Redis."""
+        """Stream from fabric agents to one fabric agent, whose links go through Redis."""
         return self._key("link-calls", instance)
 
     def link(self, link_id: str, reader: str) -> str:
-        """One direction of a link between two fabric agents; `reader`: "source" or "target". Expires."""
+        """Stream of one direction of a link between agents; `reader`: "source" or "target". Expires."""
         return self._key("link", link_id, f"to-{reader}")
 
     @property
@@ -86,11 +86,11 @@ class StreamNames:
         return self._key("instances")
 
     def instance(self, instance: str) -> str:
-        """One `InstanceRecord`; expires when its heartbeats stop."""
+        """Key of one `InstanceRecord`; expires when its heartbeats stop."""
         return self._key("instance", instance)
 
     def tensor(self, place: str) -> str:
-        """Bytes of one tensor, transport `redis`; `place` is its mm_hash, generation and offset."""
+        """Key of one tensor's bytes, transport `redis`; `place` is its mm_hash, generation and offset."""
         return self._key("tensor", place)
 
     @property
@@ -104,11 +104,11 @@ class StreamNames:
         return self._key("sizes-order")
 
     def inflight(self, mm_hash: str) -> str:
-        """The flight of an item: its encoder, and the requesters that wait for it."""
+        """Key of an item's flight: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
     def had_encoder(self, namespace_digest: str) -> str:
-        """The store of one of the namespace's encoders, until `JOBS_TTL_S` after their last heartbeat."""
+        """Key of the store of a namespace's encoder, until `JOBS_TTL_S` after their last heartbeat."""
         return self._key("had-encoder", namespace_digest)
 
     @property
@@ -126,11 +126,11 @@ class StreamNames:
         return self._key("response", response_id)
 
     def limit_levels(self, api_key_name: str) -> str:
-        """Hash: what an API key has used of its rates a minute, by rate."""
+        """Hash of an API key's used part of each rate per minute, by rate."""
         return self._key("limit-levels", api_key_name)
 
     def limit_places(self, api_key_name: str) -> str:
-        """Hash: an API key's requests in flight, by when the lease of each ends."""
+        """Hash of an API key's requests in flight, with the end of each lease."""
         return self._key("limit-places", api_key_name)
 
 

@@ -71,7 +71,7 @@ class StartLimit:
     """
 
     def __init__(self, limit_s: float, now: float) -> None:
-        """`now`: seconds of a clock that does not jump, as in all calls."""
+        """Begin the start at `now`, seconds of a clock that does not jump, as in all calls."""
         self._limit_s, self._started_at = limit_s, now
         self._noted_at = self._moved_at = now
         self._before: Mapping[int, Activity] = {}

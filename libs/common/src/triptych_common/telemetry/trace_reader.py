@@ -38,7 +38,6 @@ def read_lost(traces_dir: Path) -> list[LostSpans]:
 
 
 def _is_below(span: SpanRecord, roots: set[str], spans: dict[str, SpanRecord]) -> bool:
-    """Return whether `span` is one of `roots` or below one."""
     seen: set[str] = set()  # files may hold anything
     at: SpanRecord | None = span
     while at is not None and at.span_id not in seen:

@@ -11,8 +11,8 @@ the budget, for the first places. vLLM schedules it while all granted items are 
 front of the first that is not (see `overlap`). FAILED: vLLM ends it at its next step; until then it keeps
 what it holds.
 
-Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt, and
-a request that is served item by item may be done with one of them long before it has the next.
+Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
+and a request that is served item by item may be done with one of them long before it has the next.
 
 `RequestTable` changes admissions; every other module only reads them.
 """
@@ -81,7 +81,7 @@ class Admission:
     asked_at: int = 0  # tokens in the KV cache when that was answered
     begins_whole: bool = False  # it does not run before all that it was granted is here
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
-    granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
+    granted: set[int] = field(default_factory=set)  # asked places that have space in the encoder cache
     num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
     is_grant_recorded: bool = False
     parked_ns: int | None = None

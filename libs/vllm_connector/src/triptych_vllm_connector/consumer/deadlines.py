@@ -1,7 +1,7 @@
 """Deadlines of requests that wait in prefill_decode's engine, for gateways that hang. Pure.
 
-start_wait (remaining_ms of its params) --time is up--> taken, once renew_wait (preempted, or it waits again
-after that): RENEWED_WAIT_S from now
+start_wait (remaining_ms of its params) --time is up--> taken, once
+renew_wait (preempted, or it waits again after that): RENEWED_WAIT_S from now
 """
 
 import heapq

@@ -55,7 +55,7 @@ class _Reply:
     decision: tuple[Decision, DeclineReason] | None = None
     outcome: tuple[Outcome, str] | None = None
     declined: set[int] = field(default_factory=set)  # places of its pieces
-    done: set[int] = field(default_factory=set)  # likewise: those that have an outcome
+    done: set[int] = field(default_factory=set)  # places of its pieces that have an outcome
 
 
 class ItemReplies:

@@ -11,8 +11,8 @@ two requests that each held half of what the other needs would wait for ever. Fi
 large request is not overtaken.
 
 A request that is larger than the whole budget is served item by item, and alone: when no other request holds
-space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it runs
-with a part of its items: it holds KV blocks while it waits for space, and another request that held that
+space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it
+runs with a part of its items: it holds KV blocks while it waits for space, and another request that held that
 space could be waiting for its KV blocks.
 
 `sync` keeps a budget in rows; `async` is the same interface without a budget.

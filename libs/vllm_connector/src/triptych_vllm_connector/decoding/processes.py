@@ -37,7 +37,7 @@ START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 KEPT_SHARE = 4  # a process that keeps more than this part of its memory limit after an item is not kept
 MAX_OUTPUT_BYTES = 1 << 30  # of decoded bytes at a time: a frame, an image, all samples of an audio file
-# Of the environment only what programs need to start: no credentials beside a stranger's bytes.
+# Only variables that programs need to start: no credentials beside a caller's bytes.
 KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "PYTHONHOME", "PYTHONPATH"}
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 

@@ -35,7 +35,7 @@ class CompileLimits(NamedTuple):
     timeout_s: float  # of CPU time; `wall_s` of wall-clock time
     memory_bytes: int  # beyond what the server has
     recompile_cpu_s: float  # a grammar that took more is written to the memfd
-    compiled_bytes: int  # of that
+    compiled_bytes: int  # of the compiled grammar
 
     @property
     def wall_s(self) -> float:

@@ -21,15 +21,15 @@ ENGINE_END_S = 5  # to send final acks, and to end its workers; by vLLM's defaul
 
 
 class UnsupportedOptionError(TriptychError):
-    """An option that would break what the instances have agreed on."""
+    """An option would break what the instances have agreed on."""
 
 
 class UndividedModelError(TriptychError):
-    """A model whose stages cannot be apart."""
+    """The model's stages cannot be separated."""
 
 
 class TextModelError(TriptychError):
-    """A model of text alone, which an encoder has nothing to do for."""
+    """The model is text-only, so that an encoder has nothing to do."""
 
 
 def _json(value: object) -> str:
@@ -39,7 +39,7 @@ def _json(value: object) -> str:
 def _common(
     config: ConnectorConfig, model: str, ec_role: str, manager: str | None, on_gpu: bool
 ) -> list[str]:
-    """`manager`: of encoder outputs; None: vLLM's own."""
+    """Options of both roles; `manager` is the encoder cache manager (None: vLLM's own)."""
     worker = (
         f"{_PACKAGE}.worker.gpu_worker.TriptychGPUWorker"
         if on_gpu
@@ -66,7 +66,7 @@ def _common(
 def encoder_options(
     config: ConnectorConfig, model: str, encode_batch: int, on_gpu: bool, passed_through: Sequence[str]
 ) -> list[str]:
-    """An engine that runs the encoder only: no language model, no KV cache.
+    """Options of an engine that runs only the encoder: no language model, no KV cache.
 
     `encode_batch`: most items of a step.
     """
@@ -87,7 +87,7 @@ def prefill_decode_options(
     passed_through: Sequence[str],
     kv_options: Sequence[str] = (),
 ) -> list[str]:
-    """An engine that runs the language model; its vision tower is not loaded unless `config.has_encoder`.
+    """Options of an engine with the language model, and a vision tower only with `config.has_encoder`.
 
     `kv_options`: of one that hands KV caches over, or takes them (`kv_transfer`).
     """
@@ -106,7 +106,7 @@ def prefill_decode_options(
 
 
 def option_value(options: Sequence[str], name: str, default: str) -> str:
-    """The value that `--name=value` or `--name value` gives in `options`; the last one counts."""
+    """Value that `--name=value` or `--name value` gives in `options`; the last one counts."""
     value = default
     for index, option in enumerate(options):
         if option.startswith(f"{name}="):
@@ -117,7 +117,7 @@ def option_value(options: Sequence[str], name: str, default: str) -> str:
 
 
 def check_division(args: Any, role: Role) -> None:
-    """Check that an instance of `role` can serve the model. `args`: vLLM's options, as parsed.
+    """Check that an instance of `role` can serve the model; `args` are vLLM's parsed options.
 
     Raises:
         UndividedModelError: it is an encoder-decoder model, and the role has not all of its stages; or the
@@ -143,7 +143,7 @@ def check_division(args: Any, role: Role) -> None:
 
 
 def _check_items_are_apart(args: Any) -> None:
-    """Raises UndividedModelError: what the model's processor makes of an item is not the item's alone."""
+    """Raise UndividedModelError if the processor's output for an item is not the item's alone."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.model_executor.model_loader.utils import get_model_cls
     from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -171,7 +171,7 @@ def _check_items_are_apart(args: Any) -> None:
 
 
 def check_has_media(args: Any) -> None:
-    """Check that an encoder can encode for the model. `args`: vLLM's options, as parsed.
+    """Check that an encoder can encode for the model; `args` are vLLM's parsed options.
 
     Raises:
         TextModelError: it takes text alone.
@@ -186,7 +186,7 @@ def check_has_media(args: Any) -> None:
 
 
 def fix_structured_outputs_backend(args: Any) -> None:
-    """Set xgrammar as the backend of structured outputs. `args`: vLLM's options, as parsed; changed in place.
+    """Set xgrammar as the backend of structured outputs, in vLLM's parsed options `args`.
 
     By vLLM's default the first structured request chooses the backend for all that follow.
 
@@ -203,7 +203,7 @@ def fix_structured_outputs_backend(args: Any) -> None:
 
 
 def check_engine_options(args: Any) -> None:
-    """Check vLLM's options as parsed, however they were spelled.
+    """Check vLLM's parsed options, however they were spelled.
 
     Raises:
         UnsupportedOptionError: the message names the option.

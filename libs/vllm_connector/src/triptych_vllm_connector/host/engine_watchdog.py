@@ -1,4 +1,4 @@
-"""Tells an engine that hangs from one that is slow, by the CPU time that it uses, and ends what waits for it.
+"""Detects an engine that hangs, unlike a slow one, by its CPU time, and ends the work that waits for it.
 
 On a machine with other work an engine may need minutes for what takes it a second alone. Ended in the midst
 of that, it is started again for two minutes, and meets the same item afterwards. So the limits of engines on
@@ -16,13 +16,13 @@ from triptych_common.domain.errors import TriptychError
 
 LEAST_SHARE = 0.01  # of a core: what idle threads of a hanging engine wake for is less
 SPIN_FACTOR = 10
-"""An engine that has computed for so many times its limit, and its longest answer, is in an endless loop."""
+"""Multiple of the limit, and of the longest answer, after which a computing engine is in an endless loop."""
 
 UsedSeconds = Callable[[], float]
 
 
 class StallCheck:
-    """Looks at one engine whenever it has not answered for `limit_s` seconds. Has no clock of its own."""
+    """Checks one engine each time it has not answered for `limit_s` seconds. Has no clock of its own."""
 
     def __init__(self, limit_s: float, used_s: UsedSeconds | None) -> None:
         """
@@ -37,18 +37,18 @@ class StallCheck:
         self._at_answer = self._at_look = used_s() if used_s else 0.0
 
     def start(self) -> None:
-        """Note that the engine, which had nothing to do, is given something."""
+        """Record that an idle engine gets work."""
         if self._used_s is not None:
             self._at_answer = self._at_look = self._used_s()
 
     def note_answer(self) -> None:
-        """Note that the engine has answered some of its work."""
+        """Record that the engine has answered some of its work."""
         before = self._at_answer
         self.start()
         self._longest_s = max(self._longest_s, self._at_answer - before)
 
     def is_stalled(self) -> bool:
-        """Return whether the engine hangs; to be asked after each `limit_s` seconds without an answer."""
+        """True if the engine hangs; called after each `limit_s` seconds without an answer."""
         if self._used_s is None:
             return True
         used_s = self._used_s()
@@ -58,7 +58,7 @@ class StallCheck:
 
 
 def engine_cpu_seconds(*, on_gpu: bool) -> UsedSeconds | None:
-    """Return a function that sums the CPU seconds of this process's engine, which runs already.
+    """Function that sums the CPU seconds of this process's running engine.
 
     None: it computes on a GPU (`on_gpu`). An engine starts its processes once: those that are there now are
     summed, and one that has ended counts as before.
@@ -79,14 +79,14 @@ def engine_cpu_seconds(*, on_gpu: bool) -> UsedSeconds | None:
 
 
 class EngineWatchdog:
-    """Ends the work that waits for one engine when it hangs: it is as good as dead.
+    """Fails the work that waits for one engine when it hangs.
 
     Its host lives: it stays registered, and an encoder's renews the leases of its jobs. An answer to any of
     its work shows that an engine is only slow, and so does its CPU time.
     """
 
     def __init__(self, check: StallCheck, error: type[TriptychError]) -> None:
-        """`error`: what is raised where the engine hangs."""
+        """`error` is raised if the engine hangs."""
         self._check = check
         self._error = error
         self._timers: set[asyncio.Timeout] = set()
@@ -94,7 +94,7 @@ class EngineWatchdog:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """The block ends with the engine's answer.
+        """Watch the engine during the block, which ends with its answer.
 
         Raises:
             TriptychError: `error`: the engine has answered nothing, and hangs.

@@ -1,6 +1,6 @@
 """KV transfer between instances: vLLM's options and environment for prefill and for decode.
 
-prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
+    prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
 
 vLLM's NIXL connector moves the caches. A prefill instance listens on its side channel, where decode instances
 ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.
@@ -57,7 +57,7 @@ def kv_transfer_config(
     config = {
         "kv_connector": KV_CONNECTOR,
         "kv_role": KV_ROLES[role],
-        # What could not be loaded is prefilled again elsewhere: this instance may not be able to compute it.
+        # A failed load is prefilled again elsewhere: this instance may not be able to compute it.
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {**own, **connector_options},
     }

@@ -29,7 +29,7 @@ from triptych_vllm_connector.decoding.processes import (
 )
 
 DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}  # FFmpeg's names of our containers
-MAX_FRAMES_PER_S = 240  # of the file; more is no camera's
+MAX_FRAMES_PER_S = 240  # frame rates above this come from no camera
 THREAD_BYTES_PER_PIXEL = 8  # two frames of 10 bits: FFmpeg decodes a frame in each thread
 MAX_THREADS = 16
 _load_bytes = VideoMediaIO.load_bytes

@@ -98,8 +98,8 @@ def _default_name(vllm_config: Any) -> str:
 class PlainStep(ECConnectorMetadata):
     """EngineCore -> worker, with each step: loads and saves by vLLM's identifier."""
 
-    loads: dict[str, StorePin] = field(default_factory=dict)  # into the encoder cache; the pins become yours
-    saves: tuple[str, ...] = ()  # of the step's requests: what the encoder cache has of them, the store gets
+    loads: dict[str, StorePin] = field(default_factory=dict)  # whose pins pass to the worker
+    saves: tuple[str, ...] = ()  # items of the step's requests that go from the encoder cache to the store
 
 
 class PlainECConnector(ECConnectorBase):

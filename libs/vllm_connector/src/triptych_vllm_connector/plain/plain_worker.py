@@ -136,7 +136,7 @@ class PlainWorker:
             self._saver = Reopened(lambda: SavingWorker(saving, device_type))
             self._saver.try_get()
         self._loader.try_get()  # now, not with the first tensor: the region's pages are entered
-        self._to_save: dict[str, None] = {}  # of the step under way
+        self._to_save: dict[str, None] = {}  # items of the current step
         self._has_saved = False  # in the step under way
         self._encoder_cache: MutableMapping[str, torch.Tensor] = {}
 

@@ -42,7 +42,7 @@ class BoundedPins:
             log.warning("store pins nothing", code=reply.code, detail=reply.detail)
         if not isinstance(reply, Pinned):
             return None
-        if reply.descriptor.memory != SHM:  # of Triptych's own engines: no worker of ours reads it here
+        if reply.descriptor.memory != SHM:  # written by Triptych's own engines; no worker here can read it
             end_pin(session, reply.pin_id, self._num_ranks)
             return None
         return StorePin(reply.pin_id, reply.descriptor, session.welcome.region_id)

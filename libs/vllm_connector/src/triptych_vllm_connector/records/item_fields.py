@@ -1,4 +1,4 @@
-"""Fields of a processed item: those that the language model reads, and those that an encoder alone reads.
+"""Fields of a processed item that the language model reads, and fields that only an encoder reads.
 
 An engine without an encoder gets an item without its pixels and samples, whether from a record
 (`recording`) or from media that it rendered itself (`replaying.MetadataOnly`). It computes the prompt's
@@ -44,13 +44,13 @@ ENCODER_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Names of fields in vLLM 0.32's models, by what they hold."""
+"""Names of the encoder's fields in vLLM 0.32's models, by their contents."""
 
 _ENCODER_NAMES = frozenset().union(*ENCODER_FIELDS.values())
 
 
 def is_for_language_model(name: str, element: Any, declared: Collection[str]) -> bool:
-    """Return whether an engine without an encoder keeps the field.
+    """True if an engine without an encoder keeps the field.
 
     Args:
         name: the field's name.

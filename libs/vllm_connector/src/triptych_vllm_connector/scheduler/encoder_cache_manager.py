@@ -1,7 +1,7 @@
 """Encoder cache managers, put into vLLM by `--ec-manager-config`.
 
-vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins, for ever.
-These drop an entry with its last use.
+vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins,
+for ever. These drop an entry with its last use.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
     """
 
     consumer: Consumer | None = None
-    budget_embeds: int = 0  # what vLLM meant its encoder cache to hold, in rows: the preallocator's budget
+    budget_embeds: int = 0  # rows of vLLM's encoder cache, which are the preallocator's budget
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> "PreallocatingEncoderCacheManager":

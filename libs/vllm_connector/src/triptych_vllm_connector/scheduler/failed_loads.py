@@ -1,8 +1,8 @@
 """Failed loads: undoes a step for tensors that a worker could not read, as its output reports.
 
 The step ran with zeros in their place. Before its tokens are sent to any client, the requests that it was for
-are failed, their tokens dropped, and the blocks of the KV cache that may be wrong are taken out of the prefix
-cache, with every other request that uses one of them.
+are failed, their tokens dropped, and the blocks of the KV cache that may be wrong are taken out of the
+prefix cache, with every other request that uses one of them.
 
 vLLM enters a block into the prefix cache when it schedules it, and a request may end or be preempted before
 the output of its step has come. It holds nothing any more by then, but its blocks can still be found: they

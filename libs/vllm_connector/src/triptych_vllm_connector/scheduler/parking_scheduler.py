@@ -72,7 +72,7 @@ class ParkingMixin(_Base):
         self._stalled: set[str] = set()
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
-        self._without_slot: list[Request] = []  # of the waiting ones, in the last step
+        self._without_slot: list[Request] = []  # requests without an adapter slot in the last step
         self._lora_slots = LoraSlots(self.lora_config.max_loras if self.lora_config else 0)
         self.num_steps = 0
         describe_kv_caches(getattr(self, "connector", None))
@@ -206,7 +206,7 @@ class ParkingMixin(_Base):
             if (
                 request.status != RequestStatus.RUNNING
                 or engine_request_id in self._stalled
-                or is_incomplete  # what it computes now is in front of an item that is not here
+                or is_incomplete  # it now computes tokens before a missing item
             ):
                 self.consumer.fail_overdue(request)
 
@@ -295,7 +295,7 @@ class ParkingMixin(_Base):
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
-        if request.request_id in self.requests:  # else it ended a session
+        if request.request_id in self.requests:  # False: it ended a streaming session
             self._prompt_steps.add_request(request)
         if request.mm_features:
             self.consumer.on_request_added(request)

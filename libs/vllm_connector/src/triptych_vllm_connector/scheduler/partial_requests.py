@@ -1,6 +1,6 @@
 """Partial requests: requests that began before all of their items were here, and their limit. Pure.
 
-may_begin --yes--> begin --prompt computed, preempted, or ended--> end
+    may_begin --yes--> begin --prompt computed, preempted, or ended--> end
 
 What they hold while they wait, others lack: blocks of the KV cache, and one of the requests that may run at
 once (a seat). So all partial requests that still miss an item have a share of both. A request that is the

@@ -69,7 +69,7 @@ class PromptSteps:
         self._without_room: set[str] = set()  # until a request ends
         self._max_tokens: int = scheduler.max_num_scheduled_tokens
         self._decoding: set[str] = set()
-        self._late: set[str] = set()  # that this step may compute
+        self._late: set[str] = set()  # late prompts that this step may compute
         self._in_flight: deque[_Step] = deque()
         self._last_output_at = 0.0
 
@@ -202,7 +202,7 @@ class PromptSteps:
         while self._in_flight:
             step = self._in_flight.popleft()
             if step.output is output:
-                if not output.scheduled_encoder_inputs:  # else media were encoded too
+                if not output.scheduled_encoder_inputs:  # otherwise the time includes an encode
                     began_at = max(step.scheduled_at, self._last_output_at)
                     self._chunks.note_step(
                         step.num_prompt_tokens, step.num_decoding, now - began_at, is_late=step.is_late

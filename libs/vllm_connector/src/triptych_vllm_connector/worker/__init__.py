@@ -1,4 +1,4 @@
-"""Inside vLLM's workers, on the thread that runs a step. In the order in which a step passes them.
+"""Code in vLLM's workers, on the thread that runs a step, in the order in which a step passes it.
 
 cpu_worker, gpu_worker  worker classes, given to vLLM by `--worker-cls`
 rpc                     their methods that hosts call by name: widths, the slab's probe, what it computes on

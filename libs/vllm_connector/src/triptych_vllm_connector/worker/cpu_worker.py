@@ -11,7 +11,7 @@ from triptych_vllm_connector.worker.runner_wrappers import wrap
 
 
 class TriptychCPUWorker(WorkerRpc, CPUWorker):
-    """vLLM's CPU worker builds its runner inside `init_device`; the wrapper comes right after."""
+    """CPU worker that wraps its runner right after `init_device`, in which vLLM builds it."""
 
     model_runner: Any
 

@@ -10,7 +10,7 @@ from triptych_vllm_connector.worker.runner_wrappers import wrap
 
 
 class TriptychGPUWorker(WorkerRpc, Worker):
-    """vLLM's GPU worker has a method of its own that builds the runner."""
+    """GPU worker that wraps its runner in vLLM's method that builds it."""
 
     def init_device(self) -> None:
         prepare_kv_transfer(self.vllm_config)

@@ -1,4 +1,4 @@
-"""The store's metrics in Prometheus' text format, made from its state when they are asked for."""
+"""Store metrics in Prometheus' text format, computed from the state at each scrape."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +14,7 @@ STATES = (EntryState.WRITING, EntryState.READY, EntryState.PINNED, EntryState.AB
 
 
 def render(state: StoreState, now: float) -> str:
-    """One scrape at `now`, monotonic seconds. Not through `Metrics`: nothing is counted twice."""
+    """Text of one scrape at `now` (monotonic seconds); without `Metrics`, to count nothing twice."""
     registry = CollectorRegistry()
     registry.register(_Collector(state, now))
     return generate_latest(registry).decode()
@@ -33,18 +33,18 @@ class _Collector(Collector):
         if state.slab is not None:
             yield self._slab_bytes(state.slab)
         yield _gauge("entries", "Sealed entries.", space.table.num_entries)
-        yield _gauge("reservations", "Reservations that wait for their seal.", space.table.num_reservations)
+        yield _gauge("reservations", "Reservations not sealed yet.", space.table.num_reservations)
         yield _gauge("pins", "Pins held.", leases.num_pins)
-        yield _gauge("watches", "Clients that wait for an entry, times entries.", leases.num_watches)
+        yield _gauge("watches", "Pairs of a client and an entry it waits for.", leases.num_watches)
         yield _gauge("sessions", "Clients connected.", leases.num_sessions)
-        yield _gauge("detached_clients", "Clients that live without a connection.", leases.num_detached)
+        yield _gauge("detached_clients", "Living clients without a connection.", leases.num_detached)
         opened = (lease.opened_at for lease in leases.all_leases())
         yield _gauge("oldest_lease_seconds", "Age of the oldest client lease.", self._oldest(opened))
         reserved = (entry.reserved_at for entry in space.table.all_unsealed())
         yield _gauge("oldest_reservation_seconds", "Age of the oldest reservation.", self._oldest(reserved))
-        yield _gauge("unchecked_entries", "Wait for their checksum.", len(state.verify_queue.sealed))
+        yield _gauge("unchecked_entries", "Entries without checksum.", len(state.verify_queue.sealed))
         yield _counter("seals", "Seals that made an entry.", counters.num_seals)
-        yield _counter("hits", "Pins of an entry that was there.", counters.num_hits)
+        yield _counter("hits", "Pins of an entry that was sealed.", counters.num_hits)
         yield _counter("misses", "Pins that had to wait.", counters.num_misses)
         yield _counter("evictions", "Entries evicted.", sum(each.num_evictions for each in state.spaces))
         yield self._pinned()
@@ -57,7 +57,7 @@ class _Collector(Collector):
         yield self._seal_to_pin()
 
     def _bytes(self) -> Metric:
-        """Whole blocks; all states together are the region without its headers."""
+        """Bytes in whole blocks; all states together are the region without its headers."""
         layout, space = self._state.identity.layout, self._state.space
         family = GaugeMetricFamily(
             "triptych_store_bytes", "Bytes by state, in whole blocks.", labels=("state",)

@@ -1,4 +1,4 @@
-"""Sessions come and go: hello, resume, disconnect, and the end of clients that do not come back. Pure."""
+"""Sessions: hello, resume, disconnect, and the end of clients that do not come back. Pure."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ class Sessions:
         self._is_alive = is_alive
 
     def hello(self, session_id: SessionId, command: Hello, now: float, out: Out) -> Welcome:
-        """A lease for the session: the one it resumes, if that is still there, else a new one.
+        """Lease for the session: the one that it resumes if that still exists, else a new one.
 
         Raises:
             Refusal: another version, a second hello, a name that a living client has, or no free slot.
@@ -49,7 +49,7 @@ class Sessions:
         return self._welcome(command, self._open(session_id, command, now))
 
     def disconnect(self, session_id: SessionId, now: float, out: Out) -> None:
-        """The connection is gone. A client that lives keeps what it holds; else all comes back."""
+        """Detach the lease of a connection that is gone if its client lives; else end it."""
         lease = self._state.leases.find_by_session(session_id)
         if lease is None:
             return
@@ -60,7 +60,7 @@ class Sessions:
             self._state.end_lease(lease, now, out)
 
     def reap(self, now: float, out: Out) -> int:
-        """End the leases of detached clients that died; how many are left."""
+        """End the leases of detached clients that died; returns the number of those left."""
         for lease in self._state.leases.detached_leases():
             if not self._is_alive(lease.slot):
                 self._state.end_lease(lease, now, out)
@@ -84,7 +84,7 @@ class Sessions:
         )
 
     def _resume(self, lease: Lease, session_id: SessionId, command: Hello, now: float, out: Out) -> None:
-        """Undo what the client got no reply to; it sends those commands again."""
+        """Undo commands whose reply the client did not get; it sends them again."""
         undo = set(command.resume.undo_seqs if command.resume is not None else ())
         state = self._state
         for pin in [pin for pin in lease.pins.values() if pin.origin_seq in undo]:

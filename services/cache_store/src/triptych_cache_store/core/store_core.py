@@ -1,4 +1,4 @@
-"""The store's logic: a command comes in, replies and pushes come out. No I/O, no clock, never awaits.
+"""Core of the store: takes commands, returns replies and pushes. No I/O, no clock, never awaits.
 
 Commands are handled one at a time, so each is atomic: nothing can be sealed between the lookup and the
 watch of `PinOrWatch`. `now` is in monotonic seconds everywhere.
@@ -16,7 +16,7 @@ from triptych_common.protocol.store import Hello, StoreCommand, StoreFailure, St
 
 
 class StoreCore:
-    """The ways into the store's state: a command, the end of a connection, the check for dead clients."""
+    """Entry points to the state: commands, ends of connections, checks for dead clients."""
 
     def __init__(
         self, state: StoreState, *, is_connected: Callable[[SessionId], bool], is_alive: Callable[[int], bool]
@@ -26,7 +26,7 @@ class StoreCore:
         self._sessions = Sessions(state, is_connected=is_connected, is_alive=is_alive)
 
     def handle(self, session_id: SessionId, command: StoreCommand, now: float) -> Out:
-        """Carry out `command`; the reply to it comes first, or later (`Verify`)."""
+        """Execute `command`; its reply is first in the result, or comes later (`Verify`)."""
         out: Out = []
         try:
             reply = self._reply_to(session_id, command, now, out)
@@ -40,20 +40,20 @@ class StoreCore:
         return out
 
     def disconnect(self, session_id: SessionId, now: float) -> Out:
-        """The connection has ended: give back what it held, unless its client lives."""
+        """Handle the end of a connection; its leases end unless the client lives."""
         out: Out = []
         self._sessions.disconnect(session_id, now, out)
         return out
 
     def reap(self, now: float) -> Out:
-        """Give back what clients held that lost their connection and have died since."""
+        """End the leases of clients that died after losing their connection."""
         out: Out = []
         self._sessions.reap(now, out)
         return out
 
     @property
     def num_detached(self) -> int:
-        """Clients without a connection that may come back; while there are any, `reap` is to be called."""
+        """Number of living clients without a connection; while there are any, `reap` must be called."""
         return self.leases.num_detached
 
     @property

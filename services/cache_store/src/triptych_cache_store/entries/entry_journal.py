@@ -1,10 +1,10 @@
-"""The journal of entries that keeps nothing; `persistence.journal` keeps one in the region's headers."""
+"""Journal of entries that keeps nothing; `persistence.journal` keeps one in the region's headers."""
 
 from triptych_cache_store.entries.entry_table import Entry
 
 
 class EntryJournal:
-    """Keeps nothing: for memory that ends with the store, so that nothing of it can be taken up again."""
+    """Empty journal, for memory that ends with the store and cannot be recovered."""
 
     def note_reserved(self, entry: Entry, writer_slot: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Eviction policy: what of the unpinned sealed entries is worth least. Pure."""
+"""Eviction policy for unpinned sealed entries. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Eviction window: which neighbours must go so that a large enough range becomes free. Pure.
+"""Eviction window: neighbouring entries to evict so that a large enough range becomes free. Pure.
 
 Evicting the least recently used one by one frees ranges here and there; a large tensor then costs much
 more than its size. Instead: start at each of the entries that should go first, grow the range to the
@@ -17,7 +17,7 @@ NUM_STARTS = 32  # measured: docs/design/cache_store.md
 
 @dataclass(slots=True)
 class EvictableMap:
-    """The entries that may be evicted, by where they start and end."""
+    """Evictable entries by their start and end."""
 
     by_start: dict[int, Entry] = field(default_factory=dict)
     by_end: dict[int, Entry] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class EvictableMap:
 def cheapest_victims(
     num_blocks: int, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
 ) -> list[Entry] | None:
-    """The entries to evict for a free range of `num_blocks`; None: no start leads to one."""
+    """Entries to evict for a free range of `num_blocks`; None if no range can be freed."""
     best: list[Entry] | None = None
     least = float("inf")
     for start in policy.candidates(NUM_STARTS):
@@ -47,7 +47,7 @@ def cheapest_victims(
 
 
 class _Window:
-    """A range of neighbours, all free or evictable."""
+    """Range of neighbouring blocks, all free or evictable."""
 
     def __init__(
         self, first: Entry, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
@@ -66,7 +66,7 @@ class _Window:
         return self._end - self._start
 
     def grow(self) -> bool:
-        """Take the neighbour with the smaller loss per block; False: used ranges on both sides."""
+        """Extend by the neighbour with the smaller loss per block; False between used ranges."""
         left, right = self._evictable.by_end.get(self._start), self._evictable.by_start.get(self._end)
         if left is not None and (right is None or self._density(left) <= self._density(right)):
             self._take(left)

@@ -1,9 +1,9 @@
 """Leases: everything a client holds, which ends with the client's process.
 
-A lease is attached to a session, or detached: the connection is gone but the client's kernel lock shows that
-it lives, so it may still read and write what it held; it can come back and resume. A reservation belongs to
-the lease of the client that writes, whichever requested it; a pin to the one that requested it; a watch
-likewise, at most one per lease and mm_hash, and only while attached.
+A lease is attached to a session, or detached: the connection is gone but the client's kernel lock shows
+that it lives, so it may still read and write what it held; it can come back and resume. A reservation
+belongs to the lease of the client that writes, whichever requested it; a pin to the one that requested it; a
+watch likewise, at most one per lease and mm_hash, and only while attached.
 """
 
 from collections.abc import Iterable

@@ -166,7 +166,7 @@ class LocalStore:
             self._submit(Unpin(seq=0, pin_id=hold.pin_id))
         else:
             hold.fail(EntryAbsentError())
-            if hold.mm_hash not in self._holds:  # else the store's one watch is a later hold's
+            if hold.mm_hash not in self._holds:  # otherwise the store's watch belongs to a later hold
                 self._submit(Unwatch(seq=0, mm_hash=hold.mm_hash))
 
     async def stats(self) -> StoreStats:

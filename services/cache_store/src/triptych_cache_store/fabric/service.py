@@ -1,6 +1,6 @@
 """Assembles the fabric agent, runs it and ends it.
 
-connected -> listening -> registered -> orders are taken --stop--> draining -> deregistered -> closed
+    connected -> listening -> registered -> orders are taken --stop--> draining -> deregistered -> closed
 
 A draining agent is announced as such and accepts no new orders and offers; running transfers have
 `drain_timeout_s` to finish.

@@ -169,7 +169,7 @@ def _create(path: Path, num_bytes: int, headers_num_bytes: int) -> int:
     try:
         _lock(fd, path)
         os.ftruncate(fd, num_bytes)
-        os.posix_fallocate(fd, 0, headers_num_bytes)  # else writing a header could raise SIGBUS
+        os.posix_fallocate(fd, 0, headers_num_bytes)  # otherwise writing a header could raise SIGBUS
     except BaseException:
         os.close(fd)
         path.unlink(missing_ok=True)

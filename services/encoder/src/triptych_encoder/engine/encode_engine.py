@@ -54,7 +54,7 @@ class EncodeEngine:
         llm.renderer._mm_processor_cache = self._recorder
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.widths: dict[str, int] = {}  # by modality
-        self._pieces: VideoPieces | None = None  # of a model whose videos can be divided
+        self._pieces: VideoPieces | None = None  # None: the model's videos cannot be divided
         self.max_item_embeds = encoder_cache_embeds(llm.vllm_config)  # rows of the largest item it takes
 
     @property

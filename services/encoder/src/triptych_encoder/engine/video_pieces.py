@@ -43,7 +43,7 @@ class VideoPieces:
             for each in inputs:
                 self._check(each, modality)
         except Exception as error:  # NotInStepsError, or whatever the model's code makes of a part
-            if is_transient(error):  # else the item would be divided at some times, and at others not
+            if is_transient(error):  # otherwise the item would be divided only sometimes
                 raise PreprocessFailedError("the video was not divided") from error
             log.info("video not divided", error=repr(error)[:500])
             return prepared

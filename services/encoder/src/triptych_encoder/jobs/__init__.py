@@ -1,18 +1,18 @@
-"""Encode jobs, in the host. In the order in which a job passes them.
+"""Encode jobs in the host, in the order in which a job passes the modules.
 
-encoder_peers who else takes jobs of the namespace, where, and how fast; encoders share them
-encode_speed  how fast this one is, for the others
-job_intake    jobs from the stream of its own store and, when idle, from other stores' streams
+encoder_peers encoders of the namespace, where they are, and how fast; they share its jobs
+encode_speed  this encoder's speed, announced to the others
+job_intake    jobs from the stream of the own store and, when idle, from other stores' streams
 job_runner    one delivery of a job from the stream to its ack
-job_leases    which jobs this encoder does at all; their leases in Redis; dead letters
-active_job    one job's state, its requesters, and what was sent to them
-media_source  its media: inside the job, or from the gateway that keeps them
-description   how a preprocessed item is described to the store, to requesters, and to the worker
-held_parts    its reservations in the store and our pins, one of each part
-encode_gate   prepared items wait here until vLLM shall have them
-gate_policy   which of them go next, and how many at a time
+job_leases    selection of this encoder's jobs; their leases in Redis; dead letters
+active_job    one job's state, its requesters, and the messages sent to them
+media_source  the job's media: inside the job, or from the gateway that keeps them
+description   descriptions of a preprocessed item for the store, requesters and the worker
+held_parts    reservations in the store and the encoder's pins, one of each part
+encode_gate   queue of prepared items waiting for vLLM
+gate_policy   order and batches of that queue
 reporter      publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed
-ledger        which requesters still wait for a sealed item, so how long the producer's pin is kept
-reply_reader  their replies (`preallocations`, `acks`), which end the pins
-job_telemetry the spans and metrics of all that
+ledger        requesters that still wait for a sealed item, which decide how long its pin is kept
+reply_reader  requesters' replies (`preallocations`, `acks`), which end the pins
+job_telemetry spans and metrics of all that
 """

@@ -8,8 +8,8 @@
                                    `--> DROPPED (nobody waits for it any more, or another encoder has it)
 
 A job that is dropped when it is taken from the stream never gets here; DROPPED is one whose last requester
-left while it waited for its encode. One whose engine dies stays as it is: the process ends, and another
-encoder takes the job over.
+left while it waited for its encode.
+One whose engine dies stays as it is: the process ends, and another encoder takes the job over.
 
 The encoder asks Redis for the requesters just before it sends anything. Without Redis it uses those that it
 knew last: the messages wait for Redis themselves, and the requesters mend a flight that outlives its job.

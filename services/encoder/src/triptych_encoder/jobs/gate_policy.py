@@ -10,18 +10,18 @@ others. Within a flow every item has a time at which it is due, and the one that
 
 So a request's items go in the order of its prompt, older requests go first, and a request with many items
 does not hold back the first item of another. All leads are bounded: what came long after an item is due does
-not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine gets
-what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed only
-the item that is due first goes: until the batch is done there is time to prepare it. One that an idle engine
-has passed over has had that time, and holds back none any more, nor splits what could be a batch.
+not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine
+gets what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed
+only the item that is due first goes: until the batch is done there is time to prepare it. One that an idle
+engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
 
 vLLM gets two batches at most: it computes one, and has the next when that is done. What it has is not
 recalled, so the next one goes there as late as possible: `LEAD_S` before the first is predicted to end, or,
-while several flows have items, and encodes are long and one by one, at that end, which no prediction misses.
-An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to the size
-of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the language
-model, which then gets several items at once, is shared. A first item goes alone into an idle engine when what
-would go with it are later items of requests, so that it is sealed before them.
+while several flows have items, and encodes are long and one by one, at that end, which no prediction
+misses. An item that comes meanwhile and whose turn is earlier does not wait for it. Items are gathered up to
+the size of a batch and, on a CPU, up to `LONG_ENCODE_S` of work: the fixed cost of a step, there and at the
+language model, which then gets several items at once, is shared. A first item goes alone into an idle engine
+when what would go with it are later items of requests, so that it is sealed before them.
 """
 
 import math
@@ -43,7 +43,7 @@ MAX_BATCHES = 2  # in vLLM: one is computed, one waits
 LEAD_S = 0.015  # from the gate to vLLM's next step, and some more
 LEAD_SHARE = 0.1  # of what the batch before is predicted to take, since predictions err
 FLOW_MEMORY_S = 5.0  # a flow whose latest item came so long ago is about to have another
-MAX_FLOWS = 256  # that are remembered
+MAX_FLOWS = 256  # flows that are remembered
 LONG_ENCODE_S = 0.1  # one for which the pause between two, some 10 ms without `LEAD_S`, is a small price
 
 
@@ -56,7 +56,7 @@ class GateItem:
     deadline: float
     lane: Lane = DEFAULT_LANE  # whose turns it takes
     cost: float = 1.0  # of its turn
-    seconds: float = 0.0  # of vLLM's, as predicted; 0: not known
+    seconds: float = 0.0  # predicted seconds of vLLM; 0: unknown
     num_rows: int = 0  # of its encoder output, once it is prepared
 
 
@@ -76,13 +76,13 @@ class GatePolicy:
         self._turns = FairTurns()
         self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
         self._ready: set[GateItem] = set()
-        self._passed: set[GateItem] = set()  # of those that are not: an idle engine took a later one
+        self._passed: set[GateItem] = set()  # unprepared items that an idle engine has passed over
         self._batches: list[set[GateItem]] = []  # in vLLM, in the order in which they went there
         self._since: dict[str, float] = {}  # by request, while an item of it is in hand
-        self._begun: set[str] = set()  # of those: requests of which an item went first
+        self._begun: set[str] = set()  # requests of which an item went first
         self._computed: set[GateItem] = set()  # the batch that vLLM computes
         self._next_batch_at = 0.0  # the next one
-        self._is_long = False  # what it takes, as predicted
+        self._is_long = False  # whether its predicted time is long
         self._came_at: dict[str, float] = {}  # by flow: its latest item
         self.held_until: float | None = None
         """Time set by the last `take_batch` at which it must be asked again, if nothing happens before."""

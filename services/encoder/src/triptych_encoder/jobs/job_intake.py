@@ -10,8 +10,8 @@ own encoders do. Redis has no wake-up for a job that stays there: so an idle enc
 `LOOK_INTERVAL_MS`, and only where its namespace has encoders at other stores. One with a job in hand reads
 its own stream as long as any reader, so it looks `BLOCK_MS` after its last job at the latest. What it may
 take Redis decides in one step (`take_spare.lua`): the oldest job, once it has waited for as long as its
-gateway wants it to be left to the encoders near it, and if those have no free slots for all that wait. One at
-a time.
+gateway wants it to be left to the encoders near it, and if those have no free slots for all that wait. One
+at a time.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The encoder's end of the cache_store, in the host. In the order in which a job passes them.
+"""The encoder's side of the cache_store, in the order in which a job passes the modules.
 
 transport_selector  in which memories a tensor may lie, so that every prefill_decode can read it
 store_reservations  one item's place in the store, and our pin of it once it is sealed

@@ -191,7 +191,6 @@ class Exchange(ABC, Generic[Request]):
                     await watch
 
     def _resolve(self, name: str) -> str:
-        """Return the model that `name` stands for."""
         self._asked_model = name
         return self._parts.instances.models.resolve(name)
 
@@ -242,7 +241,6 @@ class Exchange(ABC, Generic[Request]):
     async def _serve_counted(
         self, request: Request, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
-        """Serve a request within the limits of the caller's key."""
         request, limits = self._with_model(request), self._caller.limits
         if limits is None:
             await self._serve(request, arrival, booking, client)

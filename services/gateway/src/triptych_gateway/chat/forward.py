@@ -112,7 +112,6 @@ class Forwarder:
                 return route, answer, held
 
     def _show_version(self, dispatch: Dispatch, record: InstanceRecord, reason: VariantReason | None) -> None:
-        """Record which version answers, and why."""
         version, shown = record.model_version or "", (reason or VariantReason.ONLY_ONE).value
         dispatch.arrival.root.on_version(version, shown)
         self.metrics.versions.count(record.model or "", version, shown)

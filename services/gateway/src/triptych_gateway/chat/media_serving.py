@@ -228,7 +228,6 @@ class MediaServing:
         return self.decisions.settle(chosen, is_local=is_local)
 
     async def _find_files(self, request: ChatRequest, arrival: Arrival) -> None:
-        """Find the uploaded files that the request names by id."""
         path = next((part.path for part in request.media if part.file_id is not None), None)
         if path is None:
             return
@@ -384,7 +383,6 @@ def _media_wait(
 
 
 def _show(decided: DecidedRequest, arrival: Arrival) -> None:
-    """Record the decision in the trace."""
     decision = decided.decision
     for name, value in decided.figures.items():
         arrival.root.set_attribute(name, value)

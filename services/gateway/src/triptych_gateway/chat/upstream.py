@@ -249,7 +249,6 @@ def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> Reque
 
 
 def _cut(value: Any, max_chars: int) -> Any:
-    """Cut a text to `max_chars`; return any other value unchanged."""
     return value[:max_chars] if isinstance(value, str) else value
 
 

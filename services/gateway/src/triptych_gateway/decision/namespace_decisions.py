@@ -79,8 +79,9 @@ class NamespaceDecisions:
     def on_first_token(
         self, course: Course, busy_s: float, disturbed_s: float, waited_s: float, now: float
     ) -> None:
-        """A stream's first token came `waited_s` after the request was sent to its instance, or after the
-        decision for `REMOTE`. Others' work there: `busy_s` before it, `disturbed_s` since."""
+        """Learn from a stream's first token, `waited_s` after the request was sent, or after the decision for
+        `REMOTE`. Others' work there was `busy_s` before it and `disturbed_s` since.
+        """
         if not course.is_measured or busy_s + disturbed_s > MAX_DISTURBED * waited_s:
             return
         match course.kind:

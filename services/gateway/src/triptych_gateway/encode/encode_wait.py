@@ -124,7 +124,6 @@ class EncodeWait:
         return max(self.began_at, self.media_wait.needed_at) + self.local_encode_after_s
 
     async def _wait_refresh(self, until: float) -> None:
-        """Wait until the registry has been read again, or `until`."""
         remaining_s = until - time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):

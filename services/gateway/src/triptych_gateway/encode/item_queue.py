@@ -96,7 +96,7 @@ class ItemQueue:
         return sum(len(each.items) for each in self._requests.values()) + len(self._others)
 
     def num_waiting(self) -> Counter[Lane]:
-        """New orders by lane, over all namespaces."""
+        """Return the number of new orders by lane, over all namespaces."""
         counts = Counter[Lane]()
         for request in self._requests.values():
             if request.items:

@@ -72,7 +72,6 @@ class Downloader:
         raise ServerRefusedError(f"it is redirected more than {self.options.max_redirects} times")
 
     async def _ask(self, url: FetchUrl, key: CacheKey, progress: DownloadProgress) -> Downloaded | str:
-        """Return the bytes, or the `Location` of a redirect."""
         cached = self.cache.find(key)
         if cached is not None and time.monotonic() < cached.fresh_until:
             progress.grow(len(cached.content))

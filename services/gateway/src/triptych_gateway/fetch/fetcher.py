@@ -97,7 +97,6 @@ class MediaFetcher:
     async def _fetch(
         self, url: AcceptedUrl, tenant_salt: str, deadline: float, on_growth: OnGrowth
     ) -> tuple[bytes, str]:
-        """Return the bytes, and their source."""
         if isinstance(url, LocalFile):
             read = self._file_root().read
             content = await asyncio.get_running_loop().run_in_executor(self.threads, read, url)

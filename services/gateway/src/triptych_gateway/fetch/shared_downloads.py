@@ -198,5 +198,4 @@ class SharedDownloads:
 
 
 def _log_failure(url: FetchUrl, error: FetchError) -> None:
-    """Log a failed download in one line."""
     log.warning("media not fetched", host=url.host, outcome=error.outcome, reason=error.reason)

@@ -142,7 +142,6 @@ class EncodeAhead:
     async def _encode(
         self, waiting: _Waiting, record: InstanceRecord, digest: str, modality: Modality
     ) -> str:
-        """Encode a file in one namespace and return the outcome."""
         file = waiting.file
         part = MediaPart(0, (), modality, "", "file", file_id=file.file_id, file=file)
         item = ItemNaming(digest, self._video_piece_rows, waiting.tenant_salt).name_file(part, file)

@@ -267,7 +267,6 @@ class FileStore:
         return measure(self._root)
 
     def _paths(self, owner: str, file_id: str) -> tuple[Path, Path]:
-        """Return the paths of the file's bytes and of its record."""
         folder = self._root / owner
         return folder / f"{file_id}{CONTENT_SUFFIX}", folder / f"{file_id}{RECORD_SUFFIX}"
 

@@ -122,7 +122,6 @@ class ResponseExchange(Exchange[ResponseRequest]):
             await parts.forwarder.forward(dispatch, client)
 
     async def _keep(self, request: ResponseRequest, dispatch: Dispatch, instance: InstanceRecord) -> None:
-        """Keep the response when the answer of `instance` has begun."""
         if not request.stores or not instance.stores_responses:
             return
         if request.media and instance.role not in SERVING_ROLES:

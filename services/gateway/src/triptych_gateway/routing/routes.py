@@ -124,10 +124,7 @@ class RouteChoice:
         self.on_unreachable(record)
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
-        """Record a failure at this request.
-
-        Other requests do not avoid the instance, which may be innocent.
-        """
+        """Record a failure at this request. Other requests do not avoid the instance."""
         self._tried.add(life_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
@@ -271,7 +268,6 @@ class RouteChoice:
         return None if decode is None else Route(first, Way.STAGED, reason, decode)
 
     def _reason_of_first(self) -> WayReason:
-        """Return why the first instance was chosen before."""
         if self.demand.needs_tower:
             return WayReason.ENCODES
         if self.demand.served_by is not ServedBy.STAGES:
@@ -342,7 +338,6 @@ class RouteChoice:
         )
 
     def _load(self, records: Iterable[InstanceRecord]) -> Load | None:
-        """Return the load of the least loaded record, or None."""
         router, now = self.instances.router, time.monotonic()
         loads = [(router.is_suspect(each.instance, now), router.num_requests(each, now)) for each in records]
         return min(loads, default=None)

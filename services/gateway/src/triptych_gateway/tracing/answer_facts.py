@@ -107,14 +107,12 @@ class AnswerFacts:
 
 
 def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of events that contain `needle`."""
     for event in events.split(_EVENT_END):
         if needle in event and (found := _DATA_LINE.match(event)) is not None:
             yield _parse(event[found.end() :])
 
 
 def _held(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an event that describes its answer."""
     return next((_dict(event[name]) for name in _HOLDERS if name in event), event)
 
 

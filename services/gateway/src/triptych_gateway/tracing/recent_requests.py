@@ -141,13 +141,11 @@ class RecentRequest:
         }
 
     def _segments(self, end: float) -> Iterator[tuple[str, float, float]]:
-        """Yield the stages one after the other, without gaps, to `end`."""
         yield from self.stages.segments
         last = self.stages.last_at
         yield self._running_stage() if self.first_token_at is None else "stream", last, end
 
     def _running_stage(self) -> str:
-        """Return the stage after those that have ended."""
         ended = {stage for stage, _, _ in self.stages.segments}
         if Stage.BODY not in ended:
             return Stage.BODY

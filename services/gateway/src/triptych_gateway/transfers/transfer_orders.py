@@ -216,7 +216,6 @@ class TransferOrders:
 
     # ---- one transfer ----------------------------------------------------------------------------
     def _advance(self, transfer: Transfer) -> None:
-        """Take the next step of a waiting transfer."""
         now, waits = time.monotonic(), self._waits_of(transfer)
         transfer.due_at = NEVER
         step = next_step(
@@ -311,7 +310,6 @@ class TransferOrders:
                 group.create_task(each)
 
     async def _follow_places(self) -> None:
-        """Follow encoders' reports of places."""
         while True:
             await self._orders.places.wait_changed()
             for place in self._orders.places.take_changed():

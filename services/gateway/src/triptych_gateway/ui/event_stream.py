@@ -48,11 +48,8 @@ class EventStream(Response):
         is_over: Callable[[], bool],
         has_rights: Callable[[], bool],
     ) -> None:
-        """
-        Args:
-            is_over: True when the gateway is going away.
-            has_rights: True while the caller's key has its first rights; raises RequestError when it is no
-                longer valid.
+        """Store the sources; `is_over` is True when the gateway shuts down, `has_rights` while the caller's
+        key has its first rights (RequestError when it is no longer valid).
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

@@ -136,7 +136,7 @@ class Mover:
         if not isinstance(message, TransferCompleted | TransferFailed):
             return
         move, _ = self._under_way.pop(message.transfer_id, (None, 0.0))
-        if move is None:  # of an order that was given up, or told twice
+        if move is None:  # the order was given up, or this is a repeated result
             return
         if isinstance(message, TransferCompleted):
             self.results.num_moved += 1

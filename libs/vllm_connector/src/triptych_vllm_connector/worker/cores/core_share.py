@@ -202,7 +202,7 @@ class CoreShare:
         before_each_layer(model, self.start_layer)
         if self._policy == "text_first":
             self._look_up_team(self._team_looked_up)  # loading has ended threads, and started others
-            for thread in self._team:  # what is started later has the priority of the calling one
+            for thread in self._team:  # later threads inherit the calling thread's priority
                 with suppress(ProcessLookupError):
                     self._lower(thread)
 

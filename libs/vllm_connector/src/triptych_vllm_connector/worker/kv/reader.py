@@ -64,7 +64,7 @@ class LeasedPullWorker(NixlPullConnectorWorker):
     def _is_over(self, meta: Any) -> bool:
         remote = meta.remote
         first_end = remote.blocks_expiry_time
-        if first_end is not None:  # else its owner is none of ours
+        if first_end is not None:  # None: the owner is no engine of Triptych
             first_end -= self._engine_clock_offset[remote.engine_id]
         return self._leases.is_over((remote.engine_id, remote.request_id), first_end, time.perf_counter())
 

@@ -1,4 +1,4 @@
-"""The side that has entries.
+"""Sending side of the fabric: the agent whose store has the entries.
 
 transfers   orders of one item for one target, joined; what came of them
 push        one entry's way to the target: its states

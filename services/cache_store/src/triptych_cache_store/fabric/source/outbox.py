@@ -95,7 +95,7 @@ class EntryOutbox:
         self._sendings: dict[int, _Sending] = {}
         self._expected: dict[int, frozenset[FrameKind]] = {}
         self._last_number = 0
-        self._current: _Sending | None = None  # whose chunk is being sent
+        self._current: _Sending | None = None  # entry whose chunk is being sent
 
     # ---- steps -----------------------------------------------------------------------------------
     def offer(self, number: int, frame: bytes) -> None:

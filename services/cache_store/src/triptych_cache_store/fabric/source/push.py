@@ -1,7 +1,7 @@
 """Push of one entry from the agent's own store to the target's.
 
-QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED `──────────┴───────────┴─────────┴─────────┴───▶
-FAILED
+QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
+   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
 
 QUEUED    the store is asked for it
 WATCHING  it is pinned, or written by an encoder and watched
@@ -61,7 +61,7 @@ ALLOWED: dict[PushState, frozenset[PushState]] = {
 class Pushed:
     """An entry that reached the target."""
 
-    num_bytes: int  # that crossed the network; 0: it had it already
+    num_bytes: int  # that crossed the network; 0: the target had the entry
     began_at: float  # monotonic seconds
     ended_at: float
     transport: FabricTransport

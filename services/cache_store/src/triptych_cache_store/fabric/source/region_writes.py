@@ -24,7 +24,7 @@ class RegionWrites:
         self._memory = memory
         self._progress_timeout_s = progress_timeout_s
         self._writing: deque[tuple[int, NixlWrite]] = deque()  # with the numbers of their offers
-        self._gone: dict[int, Callable[[], object]] = {}  # what waits for the writes of an offer
+        self._gone: dict[int, Callable[[], object]] = {}  # callbacks that wait for the writes of an offer
         self._is_connected = False
         self._moved_at = 0.0
 

@@ -1,6 +1,6 @@
 """Transfers: joins orders of one item for one target, so that its entries are sent once.
 
-order ─▶ transfer of (item, target) ─▶ a push for each entry ─▶ result to every order's gateway
+    order ─▶ transfer of (item, target) ─▶ a push for each entry ─▶ result to every order's gateway
 
 Each order has its own deadline. A transfer ends with its last order, or when its entries have arrived.
 """

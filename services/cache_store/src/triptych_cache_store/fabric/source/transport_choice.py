@@ -29,7 +29,7 @@ class TransportChoice:
     def choose(self, target: str, agent: InstanceRecord, now: float) -> FabricTransport | None:
         """Best transport that has not just failed, else the one that failed first; None if none is common."""
         avoided = self._avoided(target, agent, now)
-        # Of equals `min` takes the first.
+        # `min` takes the first of equals.
         return min(self._common(agent), key=lambda each: avoided.get(each, float("-inf")), default=None)
 
     def num_left(self, target: str, agent: InstanceRecord, now: float) -> int:

@@ -1,4 +1,4 @@
-"""The side that takes entries.
+"""Receiving side of the fabric: the agent whose store takes the entries.
 
 listener     takes connections of other agents, within bounds
 link_calls   those that come through Redis

@@ -93,10 +93,10 @@ class EntryInbox:
         self._frames: deque[bytes] = deque()
         self._live: dict[int, Sink | None] = {}  # bytes may come; None: not accepted yet
         self._unended: set[int] = set()  # offers that the event loop still has
-        self._withdrawn: set[int] = set()  # of these: their source waits for nothing any more
+        self._withdrawn: set[int] = set()  # offers whose source no longer waits
         self._last_number = 0
         self._dropped = memoryview(b"")
-        self._chunk_of: int | None = None  # whose chunk is being read into its reservation
+        self._chunk_of: int | None = None  # number of the offer whose chunk is being read
 
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
@@ -262,7 +262,7 @@ class EntryInbox:
         if number not in self._unended:
             return
         self._withdrawn.add(number)
-        if number in self._live:  # else all of it is there: it is stored
+        if number in self._live:  # otherwise the entry is complete and being stored
             del self._live[number]
             self._loop.call_soon_threadsafe(self._events.on_withdrawn, number)
 

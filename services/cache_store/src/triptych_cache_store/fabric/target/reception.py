@@ -1,6 +1,7 @@
 """Reception of one entry from another agent into the agent's own store.
 
-RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED `───────────┴────────────┴──────▶ CANCELLED
+RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED
+    `───────────┴────────────┴──────▶ CANCELLED
 
 RESERVING  it waits for its part of the budget, and for room in the store
 RESERVED   blocks are held, this agent is their writer; who watches the entry finds it being written

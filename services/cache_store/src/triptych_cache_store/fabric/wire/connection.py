@@ -25,7 +25,7 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 KEEPALIVES_PER_TIMEOUT = 4
-STEP_BYTES = 512 << 10  # of a system call: what it has copied is still in the core's cache for the checksum
+STEP_BYTES = 512 << 10  # per system call, so that the checksum finds the bytes in the core's cache
 READS_IN_TURN = 16  # before what is to be sent gets its turn
 Step = Callable[[], None]
 
@@ -79,7 +79,7 @@ class FabricConnection:
         self._keepalive_s = progress_timeout_s / KEEPALIVES_PER_TIMEOUT
         self._steps: deque[Step] = deque()
         self._is_stopping = False
-        self._head = memoryview(b"")  # what is left of the frame that is being sent
+        self._head = memoryview(b"")  # rest of the frame being sent
         self._chunk = memoryview(b"")
         self._is_chunk_coming = False
         self._sends_for_side = False
@@ -138,7 +138,7 @@ class FabricConnection:
             now = time.monotonic()
             if has_sent:
                 sent_at = now
-            # Of a chunk that comes slowly fewer bytes are there: progress all the same.
+            # A slow chunk has fewer bytes ready, and still makes progress.
             if (is_readable or self._is_chunk_coming) and self._receive():
                 received_at = now
             elif now - received_at > self._progress_timeout_s:

@@ -74,7 +74,7 @@ class RefusalReason(StrEnum):
 
 class LinkRefusal(Message):
     reason: RefusalReason
-    generation: PositiveInt | None = None  # of the store, for those who have proved themselves
+    generation: PositiveInt | None = None  # of the store, only for authenticated peers
 
 
 class LinkRefusedError(ChannelError):
@@ -105,7 +105,7 @@ class Admitted:
     """Admitted peer and how its entries arrive."""
 
     source: str  # store
-    generation: int  # of our store, that it was told
+    generation: int  # of this agent's store, as announced to the peer
     transport: FabricTransport
 
 

@@ -59,14 +59,14 @@ class NixlMemory:
             config = api.nixl_agent_config(enable_prog_thread=False, num_threads=0, backends=[BACKEND])
             agent = api.nixl_agent(uuid.uuid4().hex, config)
             agent.register_memory([(mapping.address, mapping.num_bytes, 0, "")], HOST_MEMORY)
-        except Exception as error:  # of its bindings; they have no class in common
+        except Exception as error:  # NIXL's errors have no common class
             raise NixlError(f"NIXL cannot use the region: {error}") from error
         return cls(agent, mapping)
 
     def close(self) -> None:
         """End all NIXL reads and writes; handles of writes must be dropped before."""
         self._agent = None
-        gc.collect()  # what of it an exception still holds
+        gc.collect()  # frees NIXL objects that an exception still holds
 
     # ---- at the target ---------------------------------------------------------------------------
     def metadata(self) -> bytes:

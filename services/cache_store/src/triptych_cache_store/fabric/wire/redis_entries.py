@@ -19,7 +19,7 @@ from typing import NamedTuple
 from triptych_cache_store.fabric.wire.channel import ChannelError
 
 MAX_PAYLOAD_BYTES = 256 << 10
-ENTRY_COST_BYTES = 256  # what an entry takes besides its payload, at most; counted with it
+ENTRY_COST_BYTES = 256  # upper bound of an entry's overhead in Redis, counted with its payload
 PROOF_BYTES = 32
 _HEAD = struct.Struct(">QB")
 _NUMBER = struct.Struct(">Q")

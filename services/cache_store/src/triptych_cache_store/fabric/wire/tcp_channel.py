@@ -118,7 +118,7 @@ class TcpChannel:
         if num_bytes == self._num_wanted or isinstance(self._sock, ssl.SSLSocket):
             return
         self._num_wanted = num_bytes
-        with contextlib.suppress(OSError):  # of a kernel that does not know it: a `wait` ends for fewer
+        with contextlib.suppress(OSError):  # kernels without it: a `wait` ends for fewer bytes
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def protect(self, send_key: bytes, receive_key: bytes) -> None:

@@ -142,7 +142,6 @@ class _GrammarCheck:
             self._read_pattern(_QUOTED.sub("x", value), repeats)
 
     def _repeated(self, schema: Fields, repeats: int) -> int:
-        """Return the repetitions around the content of `schema`."""
         most = max((schema[name] for name in REPEATED & schema.keys() if _is_number(schema[name])), default=1)
         return self._check_repeats(repeats * max(int(min(most, 1 << 32)), 1))
 

@@ -60,7 +60,6 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
 
 
 def _find_in_content(content_place: Place, content: list[Any], role: str) -> list[MediaPart]:
-    """Return the media of one content in the order of the prompt."""
     in_results: list[MediaPart] = []
     own: list[MediaPart] = []
     for index, block in enumerate(content):

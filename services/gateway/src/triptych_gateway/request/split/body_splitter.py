@@ -103,7 +103,6 @@ class BodySplitter:
         return b""
 
     def _find_start(self) -> bool:
-        """Find the next string that begins like media, if there is one."""
         text = self._text
         while (found := _START.search(text, self._search_from)) is not None:
             is_value = text[found.end() - 1 : found.end()] == b'"'
@@ -119,7 +118,6 @@ class BodySplitter:
         return False
 
     def _skip(self, search_from: int) -> None:
-        """Skip a string that is other text."""
         self._num_other += 1
         self._search_from = search_from
         self._enter(SplitState.TEXT if self._num_other <= MAX_OTHER else SplitState.WHOLE)

@@ -126,5 +126,4 @@ class InstanceState:
         )
 
     def _is_load_known(self, now: float) -> bool:
-        """Return whether the last announcement of the load is recent."""
         return now - self._announced_at < LOAD_TTL_S

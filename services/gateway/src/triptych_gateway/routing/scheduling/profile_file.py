@@ -51,7 +51,6 @@ def read_profiles(path: Path | None) -> RoutingProfiles:
 
 
 def _changed(said: RoutingProfiles) -> RoutingProfiles:
-    """Return the built-in profiles, changed by the file's stages."""
     changes: dict[str, StageProfile] = {
         stage: getattr(BUILT_IN, stage).changed_by(getattr(said, stage)) for stage in STAGES
     }
