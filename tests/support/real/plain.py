@@ -15,7 +15,6 @@ from tests.support.real.system import (
     MONOLITH_ENVIRONMENT,
     ROOT,
     StartedServer,
-    small_dummies,
     started_server,
 )
 from tests.support.waiting import free_port
@@ -92,6 +91,6 @@ def _engine(
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
         f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
-        "--ec-transfer-config", transfer_config(store, role), *EXACT, *small_dummies(MODEL), *options,
+        "--ec-transfer-config", transfer_config(store, role), *EXACT, *options,
     ]  # fmt: skip
     return started_server(command, ENVIRONMENT, port, log, is_forked=True)
