@@ -53,7 +53,7 @@ def bound_token_cost() -> None:
         )
         return False
 
-    Grammar.fill_bitmask, Grammar.accept_tokens = fill_counted, accept_counted  # type: ignore[method-assign]
+    Grammar.fill_bitmask, Grammar.accept_tokens = fill_counted, accept_counted
 
 
 def _add(grammar: Any, cpu_s: float) -> float:
