@@ -84,3 +84,36 @@ async def test_the_deadline_ends_the_wait() -> None:
     with pytest.raises(EncodeUnavailableError) as caught:
         await room.take_place("pd-0", FLOOD, 0.0)
     assert caught.value.code == "deadline_exceeded"
+
+
+async def test_what_waits_no_more_costs_its_flow_no_turn_and_leaves_nothing() -> None:
+    room = LocalRoom()
+    places = await filled(room)
+    gone = [asyncio.create_task(room.take_place("pd-0", ALONE, math.inf)) for _ in range(3)]
+    await settle()
+    for each in gone:
+        each.cancel()
+    await settle()
+    assert room.num_held("pd-0") == 0
+    let_in: list[Lane] = []
+
+    async def wait(lane: Lane) -> None:
+        await room.take_place("pd-0", lane, math.inf)
+        let_in.append(lane)
+
+    async with asyncio.TaskGroup() as group:
+        for lane in (FLOOD, ALONE):
+            group.create_task(wait(lane))
+        await settle()
+        places[0].leave()
+    assert let_in == [ALONE, FLOOD]
+
+
+async def test_instances_without_requests_are_forgotten() -> None:
+    room = LocalRoom()
+    held = await room.take_place("held", FLOOD, math.inf)
+    for number in range(10):
+        (await room.take_place(f"pod-{number}", FLOOD, math.inf)).leave()
+    assert len(room._instances) <= 2
+    assert room.num_requests("held") == 1
+    held.leave()

@@ -23,17 +23,29 @@ class _Instance:
     held: dict[Lane, deque[asyncio.Future[None]]] = field(default_factory=dict)
     turns: FairTurns = field(default_factory=FairTurns)
 
+    @property
+    def is_unused(self) -> bool:
+        """True if no request waits here or has a place."""
+        return not self.num_places and not self.held
+
     def let_in(self) -> None:
         """Give free places to waiting requests."""
         while self.num_places < NUM_PLACES and self.held:
             lane = self.turns.next_lane(self.held)
-            self.turns.take_turn(lane, 1.0, self.held)
-            turn = self.held[lane].popleft()
-            if not self.held[lane]:
-                del self.held[lane]
-            if not turn.done():  # otherwise its request has ended
+            turn = self.held[lane][0]
+            if not turn.done():  # otherwise its request is ending
+                self.turns.take_turn(lane, 1.0, self.held)
                 self.num_places += 1
                 turn.set_result(None)
+            self.withdraw(lane, turn)
+
+    def withdraw(self, lane: Lane, turn: asyncio.Future[None]) -> None:
+        """Remove a request that waits no more, if it still stands here."""
+        waiting = self.held.get(lane, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+        if not waiting:
+            self.held.pop(lane, None)
 
 
 class LocalPlace:
@@ -80,6 +92,9 @@ class LocalRoom:
         Raises:
             EncodeUnavailableError: the deadline has passed.
         """
+        if instance not in self._instances:  # names of pods that are gone would add up
+            for name in [name for name, each in self._instances.items() if each.is_unused]:
+                del self._instances[name]
         known = self._instances[instance]
         turn = asyncio.get_running_loop().create_future()
         known.held.setdefault(lane, deque()).append(turn)
@@ -91,6 +106,7 @@ class LocalRoom:
             if turn.done() and not turn.cancelled():
                 LocalPlace(known).leave()  # the turn came together with the end
             turn.cancel()
+            known.withdraw(lane, turn)
             if isinstance(error, TimeoutError):
                 raise EncodeUnavailableError(
                     "deadline_exceeded", "the media could not be encoded in time"
