@@ -17,8 +17,10 @@ from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until
+from triptych_common.domain.errors import RequestError
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import FailureKind, Role
+from triptych_gateway.chat import media_serving
 from triptych_gateway.decision.linear_cost import LinearCost
 from triptych_gateway.decision.local_room import NUM_PLACES
 from triptych_gateway.decision.serving_costs import ServingCosts
@@ -222,6 +224,89 @@ async def test_what_waited_for_room_goes_to_encoders_if_a_text_has_come(system: 
     for place in places:
         place.leave()
     await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_whole_answers_keep_no_place_after_their_predicted_first_token(system: System) -> None:
+    """More of them than there are places are at the instance, whatever time each takes."""
+    instance = await tower(system)
+    await on_shared_cores(system)
+    learn(system, encode_s=0.01, local_s=0.02)
+    instance.behaviour = "hang"
+    system.gateway.chat.media_serving.decisions.load.begin_work(instance.name, time.monotonic(), 0.1)
+    async with asyncio.TaskGroup() as group:
+        for number in range(NUM_PLACES + 2):
+            group.create_task(system.ask([TEXT, image(number)]))
+        await until(lambda: len(instance.bodies) == NUM_PLACES + 2)
+        instance.release.set()
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_what_waited_for_room_takes_a_place_at_the_instance_that_gets_it(system: System) -> None:
+    first = await tower(system, "pd-first")
+    await on_shared_cores(system)
+    learn(system, encode_s=0.01, local_s=0.02)
+    decisions = system.gateway.chat.media_serving.decisions
+    decisions.load.begin_work(first.name, time.monotonic(), 1.0)
+    deadline = time.monotonic() + 60
+    places = [await decisions._room.take_place(first.name, Lane(), deadline) for _ in range(NUM_PLACES)]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: decisions._room.num_held(first.name) == 1)
+        second = await tower(system, "pd-second")
+        second.behaviour = "hang"
+        decisions.load.begin_work(second.name, time.monotonic(), 1.0)
+        for _ in range(3):
+            system.gateway.router.begin_request(first.name, None)
+        places[0].leave()
+        await until(lambda: second.bodies)
+        assert decisions._room.num_requests(first.name) == NUM_PLACES - 1
+        assert decisions._room.num_requests(second.name) == 1
+        second.release.set()
+    for place in places:
+        place.leave()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_a_request_that_goes_to_encoders_after_all_keeps_no_place(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RequestError(503, "overloaded", "no room for raw media")
+
+    instance = await tower(system)
+    await on_shared_cores(system)
+    learn(system, encode_s=0.01, local_s=0.02)
+    decisions = system.gateway.chat.media_serving.decisions
+    decisions.load.begin_work(instance.name, time.monotonic(), 1000.0)
+    system.gateway.router.begin_request(instance.name, None)  # the next one goes to the other instance
+    monkeypatch.setattr(media_serving, "book_whole", refuse)
+    system.prefill_decode.behaviour = "hang"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: system.prefill_decode.bodies)
+        assert count(system, "local", "too_small") == 1
+        assert decisions._room.num_requests(instance.name) == 0
+        system.prefill_decode.release.set()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_an_idle_instance_is_tried_while_others_have_requests(system: System) -> None:
+    """Its compute is its own: what it takes for an encode is the same beside requests elsewhere."""
+    instance = await tower(system)
+    learn(system, encode_s=0.1, local_s=1000.0)
+    system.gateway.router.begin_request(instance.name, None)  # the next one goes to the other instance
+    system.prefill_decode.behaviour = "hang"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: system.prefill_decode.bodies)
+        costs(system)._local = LinearCost()  # not measured yet
+        system.gateway.chat.media_serving.decisions.namespace(DIGEST).policy._num_decided = 1000
+        async for _ in await system.ask([TEXT, image(5)], stream=True):
+            pass
+        system.prefill_decode.release.set()
+    assert count(system, "local", "exploration") == 1
 
 
 @pytest.mark.parametrize("system", [AUTO], indirect=True)

@@ -190,6 +190,8 @@ class MediaServing:
             )
         else:
             return
+        if decided.course.place is not None:
+            decided.course.place.leave()  # it may not have been sent at all
         arrival.root.on_local_encode_failed()
         arrival.root.end_stage(Stage.GIVEN_UP)
         media_wait = _media_wait(request, arrival, items, digest, chosen)

@@ -1,5 +1,6 @@
 """EncodeDecisions: gather facts for each decision, hand out courses, and learn from their outcome."""
 
+import asyncio
 import time
 from collections.abc import Set
 from dataclasses import dataclass, replace
@@ -111,16 +112,20 @@ class EncodeDecisions:
                 no room before its deadline.
         """
         decided = await self._decide(request, media_wait, chosen, asked, only)
-        if decided.decision.needs_room:
+        while decided.decision.needs_room:
             instance = decided.instance.instance
             must_wait = self._room.is_full(instance)
             place = await self._room.take_place(instance, media_wait.lane, media_wait.deadline)
             if must_wait:
                 decided = await self._decide(request, media_wait, chosen, asked, only)
-            if decided.decision.needs_room:
+            if decided.decision.needs_room and decided.instance.instance == instance:
+                prediction = decided.decision.prediction
+                if not request.stream and prediction is not None:
+                    # Its first token shows with its last one: a place until then would hold up the others.
+                    asyncio.get_running_loop().call_later(prediction.local_s, place.leave)
                 decided = replace(decided, course=replace(decided.course, place=place))
-            else:
-                place.leave()
+                break
+            place.leave()
         return self._counted(decided)
 
     async def _decide(
@@ -159,8 +164,8 @@ class EncodeDecisions:
             is_idle=target is not None
             and self.load.is_idle(target.instance)
             and not self._room.num_requests(target.instance)
-            and len({each for item in self._orders.table for each in item.request_ids})
-            == 1,  # of those that came at once, none is alone
+            # Where compute is shared, of those that came at once none is alone.
+            and not (is_shared and self._num_requests_with_media() > 1),
             shares_compute=is_shared,
             shares_cores=is_shared
             and target is not None
@@ -247,6 +252,9 @@ class EncodeDecisions:
     def _is_in_flight(self, mm_hash: MmHash) -> bool:
         item = self._orders.table.get(mm_hash)
         return item is not None and item.in_flight
+
+    def _num_requests_with_media(self) -> int:
+        return len({each for item in self._orders.table for each in item.request_ids})
 
     def _encoders_of(self, digest: str) -> list[InstanceRecord]:
         return [record for record in self._view.encoding if record.namespace_digest == digest]
