@@ -24,6 +24,9 @@ from triptych_gateway.request.request_body import body_too_large, header_of
 _FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 MAX_NAME_CHARS = 100  # of a field, in an error
 COUNT_FIELD = "max_completion_tokens"
+_BOUNDARY = secrets.token_hex(16)
+"""Boundary of all forms of this process, told to instances alone: equal requests have equal bodies, by which
+`routing.lost_requests` knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,7 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
     if container_of(bytes(sound[:HEAD_BYTES]), AUDIO_CONTAINERS) is None:
         message = f"{FILE_FIELD} is not audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
         raise RequestError(400, "invalid_audio", message, FILE_FIELD)
-    boundary = secrets.token_hex(16)
-    form = _written(fields, sound, boundary)
+    form = _written(fields, sound, _BOUNDARY)
     count = fields.get(COUNT_FIELD, "")
     body: dict[str, Any] = {name: fields[name] for name in ("model", *endpoint.inputs) if name in fields}
     if count.isascii() and count.isdigit() and len(count) < 10:
@@ -122,7 +124,7 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
     return SoundRequest(
         body=body,
         form=form,
-        content_type=f"multipart/form-data; boundary={boundary}",
+        content_type=f"multipart/form-data; boundary={_BOUNDARY}",
         model=fields.get("model", ""),
         stream=_flag(fields, "stream"),
         inputs=endpoint.inputs,
@@ -139,7 +141,7 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
 
 
 def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:
-    """Write the form; the random `boundary` occurs in no content."""
+    """Write the form; `boundary` is random and occurs in no content."""
     start = f'--{boundary}\r\nContent-Disposition: form-data; name="'
     parts = [f'{start}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
     head = f'{start}{FILE_FIELD}"; filename="audio"\r\nContent-Type: application/octet-stream\r\n\r\n'
