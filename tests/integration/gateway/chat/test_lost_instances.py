@@ -1,5 +1,6 @@
 """Instances that end while they have a request: how many one request can end, and what its caller gets."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +14,11 @@ from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.fake_stages import KV_TRANSFER, FakeDecode, FakePrefill
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import until
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Role
+from triptych_gateway.chat.forward import Forwarder
+from triptych_gateway.chat.stages import Stages
 
 MODEL = "poisoned"
 MANY_TRIES = 8  # of what is merely not reachable
@@ -94,6 +99,60 @@ async def test_a_request_that_is_sent_anew_ends_two_instances_at_most(
         assert is_lost(await many_tries.post({"model": MODEL, "messages": other}))
         assert sum(each.num_requests for each in instances) > 2
         await many_tries.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.2}], indirect=True)
+async def test_a_request_whose_answer_stalls_may_come_again(system: System) -> None:
+    """Its instances may be busy; none has ended."""
+    body = {"model": MODEL, "messages": MESSAGES, "stream": True}
+    for number in range(3):
+        instance = FakePrefillDecode(f"pd-{number}", model=MODEL, behaviour="stall")
+        async with AsyncExitStack() as stack:
+            await start(system, stack, instance)
+            assert "stream_interrupted" in (await system.post(body)).text
+            assert len(instance.bodies) == 1
+
+
+@pytest.mark.parametrize("content", ["x", [IMAGE]], ids=["text", "image"])
+async def test_a_request_cut_off_by_draining_instances_may_come_again(
+    many_tries: System, content: Any
+) -> None:
+    """They are restarted one after the other, and do not wait for long answers."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": True}
+    for number in range(3):
+        instance = FakePrefillDecode(f"pd-{number}", model=MODEL, behaviour="hang")
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            await start(many_tries, stack, instance)
+            answer = group.create_task(many_tries.post(body))
+            await until(lambda each=instance: each.bodies)  # type: ignore[misc]
+            assert instance.registration is not None
+            await instance.registration.announce_draining()
+            await many_tries.refresh()
+            instance.behaviour = "die"
+            instance.release.set()
+            assert "stream_interrupted" in (await answer).text
+
+
+async def test_an_instances_refusal_keeps_its_cause(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause, raised = ValueError("cause"), list[BaseException | None]()
+    forward = Forwarder.forward
+
+    async def refuse(self: Stages, *args: Any) -> Any:
+        raise RequestError(400, "x", "refused") from cause
+
+    async def observe(self: Forwarder, *args: Any) -> Any:
+        try:
+            return await forward(self, *args)
+        except RequestError as error:
+            raised.append(error.__cause__)
+            raise
+
+    monkeypatch.setattr(Stages, "begin", refuse)
+    monkeypatch.setattr(Forwarder, "forward", observe)
+    assert (
+        await system.post({"model": system.prefill_decode.model, "messages": MESSAGES})
+    ).status_code == 400
+    assert raised == [cause]
 
 
 async def test_a_request_that_was_answered_may_come_again(many_tries: System) -> None:

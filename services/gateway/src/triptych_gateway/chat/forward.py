@@ -124,7 +124,10 @@ class Forwarder:
                 again = None if error.handover is None else choice.pick_decode(route)
                 handover = None if again is None else error.handover
             except RequestError as error:
-                raise named_as_sent(error, dispatch.request.body) from error
+                named = named_as_sent(error, dispatch.request.body)
+                if named is error:
+                    raise
+                raise named from error
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
@@ -160,7 +163,7 @@ class Forwarder:
             choice.on_handover_failed(route)
         elif error.reason == BROKE_OFF:
             choice.on_broke_off(record)
-            self._note_lost(dispatch, *choice.losses.lives)
+            self._note_lost(dispatch, life_of(record))
             num_lost = len(choice.losses.lives)
             log.warning(
                 "instance broke off while it had a request",
@@ -177,7 +180,10 @@ class Forwarder:
             choice.on_unreachable(record)
 
     def _note_lost(self, dispatch: Dispatch, *lives: Life) -> None:
-        self.lost.add(lives, *_same_request(dispatch))
+        """Note instances that ended with the request, except those that were told to end: they cut it off."""
+        told = {life_of(each) for each in self.instances.view.records if each.draining}
+        if ended := set(lives) - told:
+            self.lost.add(ended, *_same_request(dispatch))
 
     # ---- conversations that an instance holds ----------------------------------------------------
     def _held_by(self, dispatch: Dispatch) -> Life | None:

@@ -136,12 +136,14 @@ class InterruptedStreamError(RequestError):
     """The connection to the instance ended in the middle of the answer."""
 
 
+_INTERRUPTED = "the answer broke off: the serving instance went away"
+
+
 def _interrupted() -> RequestError:
-    return InterruptedStreamError(
-        503, "stream_interrupted", "the answer broke off: the serving instance went away"
-    )
+    return InterruptedStreamError(503, "stream_interrupted", _INTERRUPTED)
 
 
 def _broken_off() -> RequestError:
+    """Return the error for a stream that stalls: its instance may be busy, and has not ended."""
     log.warning("stream of prefill_decode broke off", error="nothing came in time")
-    return _interrupted()
+    return unavailable("stream_interrupted", _INTERRUPTED)
