@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.vllm_connector.grammars import NUM_TOKENS, TOKENIZER
+from triptych_vllm_connector.grammars import token_cost
 from triptych_vllm_connector.grammars.compile_server import compile_grammar
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
 from triptych_vllm_connector.grammars.token_cost import bound_token_cost
@@ -25,10 +26,14 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bound_token_cost()
 
 
+def made(job: GrammarJob) -> XgrammarGrammar:
+    compiled: Any = compile_grammar(job._asdict(), TOKENIZER)
+    return XgrammarGrammar(vocab_size=NUM_TOKENS, matcher=xgrammar.GrammarMatcher(compiled), ctx=compiled)
+
+
 def num_accepted(job: GrammarJob) -> int:
     """Return how many tokens a request with this grammar gets, `MAX_TOKENS` at most."""
-    compiled: Any = compile_grammar(job._asdict(), TOKENIZER)
-    grammar = XgrammarGrammar(vocab_size=NUM_TOKENS, matcher=xgrammar.GrammarMatcher(compiled), ctx=compiled)
+    grammar = made(job)
     bitmask = xgrammar.allocate_token_bitmask(1, NUM_TOKENS)
     for number in range(MAX_TOKENS):
         grammar.fill_bitmask(bitmask, 0)
@@ -46,3 +51,14 @@ def test_a_grammar_whose_cost_grows_with_the_answer_ends_its_request() -> None:
 )
 def test_ordinary_grammars_have_all_their_tokens(job: GrammarJob) -> None:
     assert num_accepted(job) == MAX_TOKENS
+
+
+def test_a_refused_draft_token_ends_its_request_though_later_ones_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM takes back the draft tokens that were accepted, so the refused one stays in the matcher."""
+    grammar = made(GrammarJob("regex", "[a-z]*"))
+    monkeypatch.setattr(token_cost, "FREE_S", -1.0)
+    assert not grammar.accept_tokens("request", [ord("a")])
+    monkeypatch.setattr(token_cost, "FREE_S", 1000.0)
+    assert not grammar.accept_tokens("request", [ord("a")])

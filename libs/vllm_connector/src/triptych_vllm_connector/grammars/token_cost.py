@@ -6,6 +6,7 @@ batch wait for it.
 """
 
 import functools
+import math
 import time
 from typing import Any
 
@@ -39,6 +40,8 @@ def bound_token_cost() -> None:
 
     @functools.wraps(accept_tokens)
     def accept_counted(self: Any, request_id: str, tokens: list[int]) -> bool:
+        if getattr(self, _COST, 0.0) == math.inf:
+            return False
         began_s = time.thread_time()
         is_accepted = accept_tokens(self, request_id, tokens)
         cpu_s = _add(self, time.thread_time() - began_s)
@@ -51,6 +54,7 @@ def bound_token_cost() -> None:
             cpu_s=round(cpu_s, 3),
             num_tokens=num_tokens,
         )
+        setattr(self, _COST, math.inf)  # the refused token may be a draft that stays in the matcher
         return False
 
     Grammar.fill_bitmask, Grammar.accept_tokens = fill_counted, accept_counted
