@@ -68,9 +68,6 @@ class Launch:
 
         Returns:
             The password of the embedded Redis, if that is the system's.
-
-        Returns:
-            The password of the embedded Redis, if that is the system's.
         """
         layout, redis_url, password = self.layout, self.options.redis_url, None
         if host.key_file is not None:

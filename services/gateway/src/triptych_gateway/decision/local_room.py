@@ -49,7 +49,10 @@ class _Instance:
 
 
 class LocalPlace:
-    """Place at one instance, held from the decision to the first token or the end of the request."""
+    """Place at one instance, held from the decision to the first token or the end of the request.
+
+    A whole answer does not show its first token: its place ends when that was predicted (`EncodeDecisions`).
+    """
 
     def __init__(self, instance: _Instance) -> None:
         self._instance: _Instance | None = instance
