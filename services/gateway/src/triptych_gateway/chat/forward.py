@@ -35,7 +35,7 @@ from triptych_gateway.request.forms.grammar_bounds import named_as_sent
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Instances, Life, life_of
-from triptych_gateway.routing.lost_requests import LostRequests
+from triptych_gateway.routing.lost_requests import LostRequests, without_own_fields
 from triptych_gateway.routing.pairs import announced
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
@@ -247,9 +247,10 @@ def demand_of(
 
 
 def _same_request(dispatch: Dispatch) -> tuple[bytes, bytes, bytes]:
-    """Return the digest that two requests share if a caller sends the same one twice."""
+    """Return key, path and body, which two requests share if a caller sends the same one twice."""
     owner, path = dispatch.arrival.caller.owner, dispatch.path or dispatch.endpoint.path
-    return owner.encode(), path.encode(), dispatch.body
+    has_metadata = dispatch.media_wait is not None
+    return owner.encode(), path.encode(), without_own_fields(dispatch.body) if has_metadata else dispatch.body
 
 
 def _may_be_held(dispatch: Dispatch) -> bool:
