@@ -95,8 +95,8 @@ def guarded(switch: Path) -> Iterator[System]:
 def strict_gateway(guarded: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A second gateway of the system, whose operator allows no options: the default."""
     port = free_port()
-    inherited = psutil.Process(guarded.service_pid("gateway-0")).environ()
-    env = {key: value for key, value in inherited.items() if not key.startswith("TRIPTYCH_REQUEST_")}
+    env = {key: value for key, value in guarded.env.items() if not key.startswith("TRIPTYCH_REQUEST_")}
+    env["TRIPTYCH_REDIS_URL"] = f"unix://{guarded.run_dir / 'redis.sock'}"
     env |= {"TRIPTYCH_INSTANCE": "gateway-strict", "TRIPTYCH_PORT": str(port)}
     log = tmp_path_factory.mktemp("gateway") / "gateway.log"
     with log.open("wb") as output:

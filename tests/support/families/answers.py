@@ -16,7 +16,8 @@ from tests.support.real.system import Server, running_monolith
 
 TIMEOUT_S = 120
 TOLERANCE = 1e-3  # of a logprob in float32, between engines that batch differently
-BFLOAT16_TOLERANCE = 1e-2  # one engine encodes a request's images together, and rounds otherwise
+BFLOAT16_TOLERANCE = 2**-4 + 1e-3
+"""One rounding step of a logit between 8 and 16: some CPUs sum steps of other sizes in another order."""
 
 
 @dataclass(frozen=True)
