@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 P = ParamSpec("P")
 
 
-class _Selector(selectors.DefaultSelector):# which class it is depends on the system
+class _Selector(selectors.DefaultSelector):  # which class it is depends on the system
     """Waits for no file: the loop's time moves on instead."""
 
     now = 0.0
