@@ -25,7 +25,7 @@ class RoleCounts:
     encode_prefill_decodes: int = 0
 
     def language_models(self) -> list[tuple[Role, int]]:
-        """Each engine's role, with its number among those of the role."""
+        """Role of each engine, with the engine's number among those of its role."""
         counts = {
             Role.PREFILL_DECODE: self.prefill_decodes,
             Role.PREFILL: self.prefills,

@@ -19,13 +19,13 @@ class CliSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TRIPTYCH_", env_ignore_empty=True, extra="ignore")
 
     run_dir: Path = Field(default_factory=default_run_dir)
-    """Sockets and the region of the system that `up` starts; on a tmpfs. Goes with the system."""
+    """Sockets and the region of the system that `up` starts, on a tmpfs; removed when the system ends."""
     state_dir: Path = Field(default_factory=default_state_dir)
-    """Logs and traces of the system that `up` starts; they stay."""
+    """Logs and traces of the system that `up` starts; kept when the system ends."""
     log_max_bytes: int = Field(default=64 << 20, ge=1 << 20)
-    """Bytes of each service's logs that the system started by `up` keeps; the oldest go."""
+    """Bytes of logs kept for each service that `up` starts; the oldest are removed."""
     deployment: str = "default"
-    """Prefix of everything in Redis: several systems can share one."""
+    """Prefix of all streams and keys in Redis, so that several systems can share one server."""
     slab_bytes: NonNegativeInt = 0
     """Memory that the store takes on the first GPU: engines there get less."""
     host: str = LOOPBACK

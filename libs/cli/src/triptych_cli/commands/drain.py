@@ -66,8 +66,8 @@ def empty_host(
     """Run all steps for a host that may be drained; returns the exit code.
 
     Args:
-        stop_engines: whether all that serves has ended.
-        stop_rest: what could not be ended of all others.
+        stop_engines: ends the services that answer requests; returns whether all of them have ended.
+        stop_rest: ends all other services; returns the names of those that could not be ended.
     """
     first = _move(host, timeout_s, {})
     if not stop_engines():

@@ -1,7 +1,8 @@
 """Child processes of one system: ordered start, readiness, restart, stop.
 
 launch       options -> a supervisor that can be started
-supervisor   all services of a topology: start in order, stop in waves; the run directory and its lock
+supervisor   all services of a topology: start in order, stop in waves; the run directory, its lock, and the
+             clean-up after a killed supervisor
 service      one service: start, wait until ready, restart with growing delays, stop
 readiness    the probes of the readiness conditions
 process      one child process with its session and its shared memory

@@ -33,7 +33,7 @@ ModelConfig = Mapping[str, Any]
 
 
 def preflight(options: ResolvedOptions) -> None:
-    """Check for everything that would fail the start, or leave nothing served, only after minutes.
+    """Check for everything that would make the start fail, or serve nothing, minutes later.
 
     Raises:
         LaunchError: the text names the remedy.

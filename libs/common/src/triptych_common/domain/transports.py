@@ -110,7 +110,7 @@ def transport_of(memory: str) -> Transport:
 
 
 def _are_apart(*all_of: TransportCapabilities) -> bool:
-    """Return whether they use several stores; an instance that names none uses the others'."""
+    """Return whether the instances use different stores; one without a store counts as using the others'."""
     return len({each.store for each in all_of if each.store is not None}) > 1
 
 

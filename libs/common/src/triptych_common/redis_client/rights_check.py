@@ -22,7 +22,7 @@ async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
     """Return the optional rights that are missing; required ones are all granted.
 
     Raises:
-        BusRefusedError: one of these is missing; it names all that are.
+        BusRefusedError: a required right is missing; the error names all that are.
         RedisError, OSError: Redis cannot be asked.
     """
     pool: Any = client.connection_pool

@@ -153,7 +153,7 @@ def address_of(memory: mmap.mmap) -> int:
 
 
 class _PyBuffer(ctypes.Structure):
-    """CPython's `Py_buffer`: the one way to the address of a mapping that may be read-only."""
+    """CPython's `Py_buffer`: the only way to get the address of a mapping that may be read-only."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),

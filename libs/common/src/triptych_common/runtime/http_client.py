@@ -57,9 +57,9 @@ class _Stream(httpcore.AsyncNetworkStream):
         return _Stream(await self._stream.start_tls(*args, **options))
 
     def get_extra_info(self, info: str) -> Any:
-        """Return the stream's info; without a socket, only that reading does not wait.
+        """Return the stream's info; for a stream without a socket, report only that it is readable.
 
-        An idle connection is then dropped, and the first read of a new one raises its error.
+        The pool then drops an idle connection, and the first read of a new one raises its error.
         """
         try:
             return self._stream.get_extra_info(info)

@@ -40,7 +40,7 @@ class ScrapeServer:
         """Listen at `metrics_socket` (0600), and on `metrics_port` of `metrics_host`, where they are set.
 
         Raises:
-            ListenError: it cannot.
+            ListenError: the socket or the port cannot be opened.
         """
         path = settings.metrics_socket
         try:

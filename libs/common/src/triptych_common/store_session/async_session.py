@@ -92,13 +92,14 @@ class AsyncStoreSession:
 
     @property
     def is_connected(self) -> bool:
-        """True while the session is up: not over, and the store not away."""
+        """True while the session has a live connection to the store."""
         return self._transport is not None and not self._transport.is_closing()
 
     def submit(self, command: StoreCommand) -> "asyncio.Future[StoreReply]":
         """Send `command` (its `seq` is set here). Never blocks.
 
-        The future gets the reply, `StoreFailure` too; `StoreUnavailableError` when the session ends first.
+        The future gets the reply, which may be a `StoreFailure`; it gets `StoreUnavailableError` if the
+        session ends first.
         """
         future: asyncio.Future[StoreReply] = self._loop.create_future()
         if self._closing or self._ended.done():

@@ -105,7 +105,7 @@ class WatchLog:
 
 
 def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: dict[str, Watched]) -> Resume:
-    """Return the request of the next hello."""
+    """Return the `Resume` for the next hello: the session to resume, and commands for the store to undo."""
     undo = [seq for seq, each in requests.items() if isinstance(each.command, Reserve | PinOrWatch)]
     undo += [watched.seq for watched in watches.values()]
     return Resume(

@@ -113,7 +113,8 @@ class StoreSession:
     def submit(self, command: StoreCommand) -> "Future[StoreReply]":
         """Send `command` (its `seq` is set here). Never blocks.
 
-        The future gets the reply, `StoreFailure` too; `StoreUnavailableError` when the session ends first.
+        The future gets the reply, which may be a `StoreFailure`; it gets `StoreUnavailableError` if the
+        session ends first.
         """
         future: Future[StoreReply] = Future()
         future.set_running_or_notify_cancel()  # a submitted command cannot be taken back

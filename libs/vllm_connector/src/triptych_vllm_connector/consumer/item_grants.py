@@ -223,7 +223,7 @@ class ItemGrants:
         return admission.is_local or self._pins.is_item_ready(feature.mm_hash)
 
     def _unused_places(self, admission: Admission, needed: set[int]) -> set[int]:
-        """Places that were asked for and that the KV cache covers without their having been scheduled."""
+        """Requested places that the KV cache covers and that the engine does not use."""
         covered = admission.asked - needed
         return {each for each in covered if not self._cache.is_in_use(admission.engine_request_id, each)}
 

@@ -1,8 +1,8 @@
-"""EngineCore: what a request's grammar may cost with each token. Beyond it the request ends with an error.
+"""EngineCore: limit on the CPU time of a request's grammar. A request above it ends with an error.
 
-`root ::= "a" | root root`, 24 characters, compiles at once, and its 200th token costs 5 ms of the engine's
-thread, its 1,600th seconds: xgrammar's parser takes cubic time for ambiguous grammars. All requests of the
-batch wait for it.
+The grammar `root ::= "a" | root root` compiles at once. Its 200th token costs 5 ms of the engine's thread
+and its 1,600th costs seconds: xgrammar's parser takes cubic time for ambiguous grammars. All requests of the
+batch wait meanwhile.
 """
 
 import functools
@@ -14,9 +14,9 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 FREE_S = 0.5
-"""CPU seconds that a request's grammar may take whatever its tokens."""
+"""CPU seconds that a request's grammar may take regardless of its number of tokens."""
 PER_TOKEN_S = 0.005
-"""CPU seconds that it may take besides for each token, in the mean: JSON schemas take a hundredth of it."""
+"""Additional CPU seconds per token, on average; JSON schemas take a hundredth of it."""
 _COST = "triptych_cpu_s"
 
 

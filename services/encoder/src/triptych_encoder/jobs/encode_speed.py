@@ -1,6 +1,6 @@
 """Speed of this encoder, announced to the others of its namespace: seconds for a row in recent encodes.
 
-Announced when it has changed by `CHANGE`: similar encoders need not hear of each other's noise.
+Announced when it has changed by `CHANGE`, so that noise is not announced.
 """
 
 import asyncio

@@ -24,10 +24,10 @@ class MediaDecoders:
         self._video_cost = max(LARGE_PIXELS + 1, limits.num_pixels // 2)
 
     def check(self, job: EncodeJob) -> None:
-        """Check what can be checked without the bytes.
+        """Check the announced format and size of an image before its bytes are read.
 
         Raises:
-            BadMediaError: not decoded here.
+            BadMediaError: this encoder does not decode such an image.
         """
         if job.modality is Modality.IMAGE:
             self._image.check(job.image)

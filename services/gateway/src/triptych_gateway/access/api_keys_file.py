@@ -1,4 +1,4 @@
-"""File of API keys: name and SHA-256 of each key, perhaps a tenant, limits and a mark (TOML).
+"""File of API keys: name and SHA-256 of each key, optionally tenant, limits, operator (TOML).
 
     [defaults]
     requests_per_minute = 600
@@ -15,7 +15,7 @@
     operator = true
 
 `key_limits` has all limits; a key has those of the defaults that it does not name itself. `api_keys_watch`
-reads the file again when it changes. Keys must be long and random: a plain hash protects no others.
+reads the file again when it changes. Keys must be long and random: a plain hash does not protect short ones.
 """
 
 import os

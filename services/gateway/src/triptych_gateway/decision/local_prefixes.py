@@ -1,7 +1,7 @@
 """LocalPrefixes: prompts, up to an item, that an instance has encoded itself. Pure.
 
-Its prefix cache has their tokens then, as a rule: the next turn of a conversation costs nothing there, and a
-new encode at the encoders, which name the item otherwise.
+Its prefix cache usually still has their tokens, so the next turn of a conversation needs no encode there.
+Through the encoders, which give the item another name, it would be encoded again.
 """
 
 from collections import Counter

@@ -75,10 +75,10 @@ class EncodeWait:
             raise _too_late(media_wait.first_without_sizes) from error
 
     async def wait_given_up(self) -> None:
-        """Guard of a request sent without its tensors; returns where no instance has a tower.
+        """Watch a request sent before its tensors are ready; return at once if no instance can encode it.
 
         Raises:
-            EncodeUnavailableError: an encode takes too long, or no encoder is there for it.
+            EncodeUnavailableError: an encode takes too long, or its namespace has no encoder.
         """
         if not self.has_local_encode:
             return

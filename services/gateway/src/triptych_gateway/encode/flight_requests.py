@@ -68,7 +68,7 @@ class FlightRequests:
         """Add `requesters` to the item's flight, and claim it for `job_id` where no gateway has.
 
         Raises:
-            BusUnavailableError: Redis may have them all the same.
+            BusUnavailableError: Redis may have recorded the requesters nevertheless.
         """
         mode: ClaimMode = "check" if item.is_claimed else "retry" if item.is_retry else "new"
         namespace_digest, ttl_s = media_waits[0].namespace_digest, remaining_s(media_waits) + EXPIRY_GRACE_S

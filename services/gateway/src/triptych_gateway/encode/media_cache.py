@@ -44,7 +44,7 @@ class MediaSlot:
         """Return kept bytes, else those of the first file that can be read.
 
         Raises:
-            RequestError: 404, 503: the last file that could not be read; 404, no request holds it any more.
+            RequestError: 404: no request holds the media; 404 or 503: the failure of the last file tried.
         """
         failure, tried = media_gone(), set[str]()
         while True:

@@ -3,9 +3,9 @@
 endpoint         one endpoint: path, methods, kind, what its body holds
 bodies           the fields of bodies that the gateway reads
 answers          answers of the gateway itself
-fields           fields that are passed on: described, and checked
+fields           the fields of each endpoint's body that are passed on: described, and checked
 response_fields    those of a response, whose items and tools are of several types
-kinds              kinds of their values, with bounds
+kinds              JSON schemas of single values, with bounds: `response_format`, `stream_options`, tools
 answer_cost      cost of the answers to a body: tokens × choices × log probabilities
 local_endpoints  those that the gateway answers itself
 table            those that are forwarded, and all together

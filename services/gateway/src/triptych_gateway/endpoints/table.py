@@ -1,4 +1,8 @@
-"""Table of all endpoints. A forwarded endpoint needs an entry here, and nothing else."""
+"""Table of all endpoints.
+
+A forwarded endpoint needs an entry here and nothing else. One that the gateway answers itself is described in
+`local_endpoints`, listed here, and served by a module of `routes/`.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Removal of expired files, which are not served any more even before it."""
+"""Removal of expired files, which are refused from their expiry on, removed or not."""
 
 import asyncio
 import time

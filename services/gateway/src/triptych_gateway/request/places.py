@@ -30,7 +30,7 @@ def put_at(body: Any, place: Place, value: Any) -> None:
 
 
 def replace_at(body: dict[str, Any], values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
-    """Return the body with other values in these places, copying only the way to them."""
+    """Return a copy of the body with these values; only containers on the paths to them are copied."""
     copies: dict[Place, Any] = {(): dict(body)}
     for place, value in values:
         for depth in range(1, len(place)):

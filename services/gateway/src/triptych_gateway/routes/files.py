@@ -39,7 +39,7 @@ class ContentResponse(Response):
         record: FileRecord,
         timeout_s: float,
     ) -> None:
-        """Store the file; `timeout_s` is how long the client may read nothing."""
+        """Store the file; the download ends when the client reads nothing for `timeout_s`."""
         headers = {
             "Content-Length": str(record.num_bytes),
             "Content-Disposition": "attachment",

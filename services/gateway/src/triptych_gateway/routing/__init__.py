@@ -9,7 +9,8 @@ pairs          instances that serve a model alone, and pairs that share a reques
 variants       a model's instances by version and namespace, and a request's choice; pure
 route_demand   a request's own routing rules; pure
 scheduling/    the choice among instances that could all serve a request: scorers with weights; pure
-router         the choice among the registry's records, by the policy; pure
+router         the choice among the registry's records, by the policy; what each was sent; which
+               instances share compute with the encoders; pure
 routing_report metrics and traces of its decisions
 instances      shared by all requests: variants for a request, and the wait for an instance
 lost_requests  requests with which instances have ended; the same request again is refused

@@ -25,7 +25,7 @@ RESPONSE_TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
 USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 SERVER_TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
-"""Attribute of Triptych under the name of the conventions' metric."""
+"""Triptych's own attribute, named like the metric in OpenTelemetry's semantic conventions."""
 
 ERROR_TYPE: Final = "error.type"
 CLIENT_ADDRESS: Final = "client.address"

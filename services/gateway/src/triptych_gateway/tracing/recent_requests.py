@@ -254,7 +254,7 @@ class RecentRequests:
         """Listen until the block ends. One owner may have a quarter of the listeners, None all.
 
         Raises:
-            RequestError: 429, there are as many as may be.
+            RequestError: 429: the limit of listeners is reached.
         """
         num_own = sum(owner is not None and each.owner == owner for each in self._listeners)
         if num_own >= self._max_own or len(self._listeners) >= self._max_listeners:

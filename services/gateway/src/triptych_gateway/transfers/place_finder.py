@@ -135,7 +135,7 @@ class PlaceFinder:
                 self._notes.remove([NotedPlace(entry, place)])
 
     def _note(self, store: str, entries: Iterable[tuple[MmHash, int]]) -> None:
-        """Note entries of a store; without an agent it is no source, and its generation is unknown."""
+        """Note that a store has these entries; a store without a fabric agent is no source and is skipped."""
         generation = self._fabric.generation_of(store)
         if generation is not None and self._fabric.are_apart:
             self._notes.add(

@@ -28,14 +28,14 @@ from triptych_common.protocol.transfers import (
 MAX_UNDER_WAY = 8
 ORDER_TIMEOUT_S = 60.0
 NOTED_AT_ONCE = 128
-MAX_NOTED = 1_000_000  # in the directory; gateways keep it to a bound of their own
+MAX_NOTED = 1_000_000  # in the directory; gateways also bound it
 NOTED_TTL_S = 86_400.0
-SPARE_S = 5.0  # after which an order is given up that nothing was heard of
+SPARE_S = 5.0  # after which an order without any report is given up
 
 
 @dataclass
 class MoveResults:
-    """Results of the orders so far."""
+    """Moves of entries that have succeeded or failed so far."""
 
     num_moved: int = 0
     num_bytes: int = 0  # that crossed the network
@@ -50,7 +50,7 @@ async def note_places(
     """Record in the gateways' directory which stores have the moved entries.
 
     Raises:
-        BusUnavailableError: some were not noted; who asks for them has them encoded anew.
+        BusUnavailableError: some were not recorded; the next request for one has it encoded again.
     """
     generations = {each.store: each.fabric.generation for each in records if each.fabric is not None}
     noted = [

@@ -13,7 +13,7 @@ BURST_S = 0.05  # of the rate, that may be sent at once
 
 
 class ByteTurns:
-    """Entries with bytes to send, by offer number."""
+    """Turns of the entries with bytes to send, by offer number."""
 
     def __init__(self) -> None:
         self._turns = FairTurns()
@@ -27,7 +27,7 @@ class ByteTurns:
         self._lanes.pop(number, None)
 
     def next_number(self) -> int | None:
-        """Number of the offer that sends next."""
+        """Number of the offer that sends next; None if none has bytes to send."""
         if not self._lanes:
             return None
         lanes = {lane: number for number, lane in self._lanes.items()}

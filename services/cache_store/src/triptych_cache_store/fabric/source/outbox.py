@@ -67,7 +67,7 @@ class AcceptedOffer:
 
 
 class EntryOutbox:
-    """The `ConnectionSide` of a source."""
+    """Source's `ConnectionSide`: sends offers and entries' bytes, reads the target's answers."""
 
     def __init__(
         self,

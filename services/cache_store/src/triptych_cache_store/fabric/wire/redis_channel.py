@@ -129,8 +129,7 @@ class RedisChannel:
         return num_bytes
 
     def wait(self, timeout_s: float, *, writable: bool, num_bytes: int = 1) -> bool:
-        """See `FabricChannel.wait`; flushes what was sent. Entries arrive whole, so any number of bytes is of
-        use."""
+        """See `FabricChannel.wait`; flushes what was sent. Ignores `num_bytes`: entries arrive whole."""
         try:
             self._flush()
             if self._is_readable() or (writable and self._is_writable()):

@@ -164,7 +164,7 @@ class BodySplitter:
         return piece[end + 1 :]
 
     def _give_up(self) -> None:
-        """Give the item up, which is no base64 or not complete: undecoded bytes are text again."""
+        """Give up an item that is not base64 or is incomplete; its undecoded bytes become text again."""
         self._text += self._decoder.rest
         self._keep_decoded()
         self._enter(SplitState.WHOLE)
