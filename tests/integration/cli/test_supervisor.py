@@ -19,7 +19,7 @@ from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor import service as service_module
 from triptych_cli.supervisor import supervisor as supervisor_module
 from triptych_cli.supervisor.launch import Launch
-from triptych_cli.supervisor.process import session_members
+from triptych_cli.supervisor.process import ChildProcess, session_members
 from triptych_cli.supervisor.readiness import Probe
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
@@ -201,12 +201,23 @@ async def test_shared_memory_of_a_service_that_was_killed_whole_is_removed(layou
         assert not {"tt-test-whole", "sem.tt-test-whole"} & set(os.listdir("/dev/shm"))
 
 
-async def test_a_service_that_ignores_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
+async def test_a_service_that_ignores_sigterm_is_killed_after_its_limit(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    stop_session = ChildProcess.stop_session
+
+    async def stop(child: ChildProcess, limit_s: float) -> int:
+        limits.append(limit_s)
+        return await stop_session(child, limit_s)
+
+    monkeypatch.setattr(ChildProcess, "stop_session", stop)
     with run_directory(layout):
         watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=0.3))
         async with watched.supervisor.running():
             session, start = watched.pid("busy"), time.monotonic()
         assert session_members(session) == []
+        assert limits[0] == 0.3
         assert time.monotonic() - start < 60.0
 
 

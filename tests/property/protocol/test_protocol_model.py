@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.support.protocol_world.config import FAULTS, TOWER_FAULTS, Config
+from tests.support.protocol_world.config import FAULTS, PIN_FAULTS, TOWER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
 from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
 from tests.support.protocol_world.virtual_loop import virtual_time
@@ -36,6 +36,7 @@ SAME = replace(GATEWAYS, requests=((0,), (0,), (0,)), rows=(2,))
 OVERLAP = replace(
     SHARED, requests=((0, 1), (1, 0), (2,)), rows=(2, 2, 2), budget=12, overlap=True, num_kv_blocks=22
 )  # a prompt of two items takes 11 blocks: two of them fill the KV cache, and one is its half
+CHOICES = replace(SHARED, num_choices=2)
 ONE_OVERLAP = replace(TWO_ITEMS, overlap=True)
 LARGE_OVERLAP = replace(LARGE, overlap=True)
 ONE_ASYNC = replace(TWO_ITEMS, steps_in_flight=2, step_tokens=7)
@@ -49,6 +50,7 @@ SYSTEMS = {
     "gateways": GATEWAYS,
     "async": ASYNC,
     "same": SAME,
+    "choices": CHOICES,
     "overlap": OVERLAP,
     "overlap, async": replace(OVERLAP, steps_in_flight=2, step_tokens=7),
 }
@@ -162,7 +164,7 @@ def test_orders(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 KINDS = (
     *(each.name for each in STEPS if each.name not in NOT_MODELLED),
-    *FAULTS, *TOWER_FAULTS, *ON_REDIS,
+    *FAULTS, *TOWER_FAULTS, *PIN_FAULTS, *ON_REDIS,
     "job, new", "job, own", "job, takeover", "time", "reap", "thaw", "reconnect", "end",
 )  # fmt: skip
 
@@ -174,7 +176,7 @@ def test_random_orders_of_what_is_rare(number: int) -> None:
 
 
 def test_random_orders_with_many_faults_take_every_kind_of_step() -> None:
-    faults = (*FAULTS, *TOWER_FAULTS)
+    faults = (*FAULTS, *TOWER_FAULTS, *PIN_FAULTS)
     rare = {**dict.fromkeys(KINDS, RARE), **of_faults(faults, [*SYSTEMS.values()])}
     take_every_kind(KINDS, SYSTEMS.values(), faults, NUM_WALKS, rare)
 

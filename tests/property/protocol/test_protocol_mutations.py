@@ -107,6 +107,10 @@ def _pinned_too_early(self: ItemPins, mm_hash: str) -> EngineItemState | None:
     return EngineItemState.PINNED if state is EngineItemState.WATCHING else state
 
 
+def _holds_for_one_choice(self: ItemPins, mm_hash: str, engine_request_id: str) -> None:
+    _ACQUIRE(self, mm_hash, engine_request_id.removeprefix("1"))
+
+
 def _forgets_the_encoder_before(self: ItemReplies, metadata: Any) -> None:
     for reply in self._replies.values():
         for key in [key for key in reply.jobs if key[0] == metadata.job_id]:
@@ -225,6 +229,7 @@ def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
 
 
 _CLAIM, _LEAVE = FlightModel.claim_flight, FlightModel.leave_flight
+_ACQUIRE = ItemPins.acquire_item
 _STATE = ItemPins.state_of
 _ON_METADATA = ItemReplies.on_metadata
 
@@ -366,6 +371,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a request that waits no more stays in the flight": Mutation(
         FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "requests that a refused pin ends are not ended": Mutation(
+        ItemGrants, "_fail_requests_of", nothing, with_faults(SHARED, "refuse_pin")
+    ),
+    "answers of one request hold its items as one": Mutation(
+        ItemPins, "acquire_item", _holds_for_one_choice, replace(SHARED, num_choices=2)
     ),
     "sizes that came are not passed on": Mutation(MediaWait, "set_sizes", nothing, APART),
     "an encoder gets no final ack of requests that ended elsewhere": Mutation(

@@ -10,6 +10,7 @@ from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
 from tests.support.protocol_world.network import Network
 from tests.support.protocol_world.store import StoreActor
 from triptych_cache_store.entries.entry_table import EntryState
+from triptych_common.protocol.store import PinOrWatch
 
 
 class Choices:
@@ -205,7 +206,12 @@ class Choices:
                 add("crash_gateway", {name, REDIS, *self.consumers}, name)
             for request in gateway.open.values():
                 add("cancel", {name}, request.request_id)
-        for name in self.stores:
+        for name, store in self.stores.items():
+            for session_id in store.busy:
+                client = store.sessions[session_id].client
+                is_pin = isinstance(store.sessions[session_id].to_store[0], PinOrWatch)
+                if is_pin and client.endswith("/engine"):
+                    add("refuse_pin", {name}, client, str(session_id))
             add("restart_store", self._everybody(), name)
             add("lose_region", self._everybody(), name)
         if self.network.flights.flights:

@@ -15,9 +15,11 @@ STAGE_FAULTS = (
 """Of requests in two stages, besides."""
 TOWER_FAULTS = ("whole", "empty_cache")
 """A request with raw media comes straight to an instance with a tower; its encoder cache is emptied."""
+PIN_FAULTS = ("refuse_pin",)
+"""The store answers a prefill_decode's question with an error."""
 TRANSFER_FAULTS = ("crash_agent", "freeze_agent", "cut_link", "block_link", "damage", "lose_transfer")
 """Of several stores, besides."""
-ALL_FAULTS = frozenset({*FAULTS, *STAGE_FAULTS, *TRANSFER_FAULTS, *TOWER_FAULTS})
+ALL_FAULTS = frozenset({*FAULTS, *STAGE_FAULTS, *TRANSFER_FAULTS, *TOWER_FAULTS, *PIN_FAULTS})
 HARMLESS = frozenset(
     {
         "crash_encoder",
@@ -37,12 +39,12 @@ HARMLESS = frozenset(
 """Faults that cost time alone: every caller whose connection lasts gets an answer all the same."""
 SLOW = frozenset({"crash_gateway", "lose_flights", "lose_redis"})
 """Faults that are not announced: the next check of a waiting process finds them."""
-PROMPT = frozenset({"cancel", "lose_load"})
+PROMPT = frozenset({"cancel", "lose_load", *PIN_FAULTS})
 """Faults after which a caller may have no answer, but no wait ends by its limit."""
 ONCE = frozenset(
     {
         "crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix",
-        "lose_load", *TOWER_FAULTS,
+        "lose_load", *TOWER_FAULTS, *PIN_FAULTS,
     }
 )  # fmt: skip
 """Faults for which nothing is encoded twice: a failed encode made nothing."""
@@ -74,6 +76,7 @@ class Config:
     step_tokens: int = 1 << 30  # of a prompt, in one step of it
     overlap: bool = False  # a prompt is computed up to the first item that is not here
     num_kv_blocks: int = 1 << 30  # of each consumer; each holds a token
+    num_choices: int = 1  # answers to each request (`n`): as many requests of its engine
     prefix: int = 0  # tokens of every prompt that the KV cache covers at first
     max_attempts: int = 2
     is_tight: bool = False  # the store may stay too full for a request until the deadline

@@ -48,6 +48,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self._network = network
         self.store = store
         self._strategy = config.strategy, config.budget
+        self._num_choices = config.num_choices
         self._prefix = config.prefix
         self._steps_in_flight = config.steps_in_flight
         self.step_tokens = config.step_tokens
@@ -115,7 +116,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             if way[2] == "http":
                 under_way = self._network.drop(way)
                 broken += [(way[0], frame[1], frame[2]) for frame in under_way if frame[0] != "abort"]
-        for gateway, request_id, attempt in broken:
+        for gateway, request_id, attempt in dict.fromkeys(broken):
             self._network.send((self.name, gateway, "http"), ("broken", request_id, attempt))
 
     def _on_lost(self) -> None:
@@ -132,14 +133,20 @@ class ConsumerActor(KvRoom, EncoderInputs):
     def hear_http(self, gateway: str, frame: tuple[str, str, int, Any]) -> None:
         """A request, or the end of its connection."""
         what, request_id, attempt, body = frame
-        engine_request_id = f"{request_id}-{attempt}"
         self.has_news = True
         if what == "abort":
-            if engine_request_id in self.live:
-                self._finish(engine_request_id)
+            for each in self._choices(request_id, attempt):
+                self._finish(each.engine_request_id)
             return
         remaining_ms, rows = body
-        self._add(gateway, request_id, attempt, remaining_ms, rows)
+        for choice in range(self._num_choices):
+            self._add(gateway, request_id, attempt, remaining_ms, rows, choice=choice)
+
+    def _choices(self, request_id: str, attempt: int) -> list[Running]:
+        """The engine's requests of one request, as many as it is answered by."""
+        return [
+            each for each in self.live.values() if (each.request_id, each.attempt) == (request_id, attempt)
+        ]
 
     def _add(
         self,
@@ -149,9 +156,10 @@ class ConsumerActor(KvRoom, EncoderInputs):
         remaining_ms: int,
         rows: Sequence[tuple[str, int]],
         num_texts: int = 1,
+        choice: int = 0,
     ) -> Running:
         """A request whose prompt ends with so many tokens of text."""
-        engine_request_id = f"{request_id}-{attempt}"
+        engine_request_id = f"{choice or ''}{request_id}-{attempt}"
         request = fake_request(engine_request_id, list(rows), request_id=request_id, gateway=gateway, gap=1)
         assert request.ec_transfer_params is not None
         request.ec_transfer_params["remaining_ms"] = remaining_ms
@@ -304,15 +312,20 @@ class ConsumerActor(KvRoom, EncoderInputs):
             self.has_news = True
             self._free_computed(each)
             if tokens and window.start == window.end:
-                self._send(each, "answer")
+                assert not each.is_wrong, "answered from zeros"
                 self._finish(window.engine_request_id)
+                if not self._choices(each.request_id, each.attempt):
+                    self._send(each, "answer")
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
-                each.has_begun = True
+                for choice in self._choices(each.request_id, each.attempt):
+                    choice.has_begun = True
                 self._on_first_token(each)
         for engine_request_id in sorted(self.consumer.take_failed()):
             if engine_request_id in self.live:
-                self._send(self.live[engine_request_id], "error")
-                self._finish(engine_request_id)
+                failed = self.live[engine_request_id]
+                self._send(failed, "error")
+                for each in self._choices(failed.request_id, failed.attempt):
+                    self._finish(each.engine_request_id)
 
     def _free_computed(self, each: Running) -> None:
         """vLLM counts tokens as computed when it schedules them; what is in flight is the mixin's to know."""

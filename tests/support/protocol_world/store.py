@@ -263,6 +263,13 @@ class StoreActor:
                 self.waiting.add((session.client, command.mm_hash))
         self._send(out)
 
+    def refuse(self, session_id: SessionId) -> None:
+        """Answer the next command of a connection with an error."""
+        session = self.sessions[session_id]
+        command = session.to_store.popleft()
+        assert command is not None
+        session.from_store.append(StoreFailure(seq=command.seq, code="internal", detail="refused"))
+
     def reap(self) -> None:
         self._send(self.core.reap(CLOCK.now))
 

@@ -297,6 +297,9 @@ class World(Checks):
     def _do_unfit(self, key: Key) -> None:
         self.encoders[key.subject].encode(key.what, "unfit")
 
+    def _do_refuse_pin(self, key: Key) -> None:
+        self._store_of(key.subject).refuse(int(key.what))  # type: ignore[arg-type]
+
     def _do_preempt(self, key: Key) -> None:
         self.consumers[key.subject].preempt(key.what)
 

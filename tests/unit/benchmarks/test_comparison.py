@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from comparison.arms import ARMS
+from comparison.arms import ARMS, Arm
 from comparison.bars import Outcome, Verdict, verdicts
 from comparison.exactness import compare_tokens
 from comparison.measuring import Measured, turns
@@ -19,11 +19,25 @@ from comparison.stages import hidable_ms, hidden_share, stage_times
 from comparison.workloads import WORKLOADS, Round, make_round
 from load.contents import TextMaker
 
+from triptych_encoder.settings import EncoderSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
 SMALL = Scale("tiny", SCALES["s"].text, SCALES["s"].tower, 56, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_the_services_take_what_an_arm_sets(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, value in {"TRIPTYCH_MODEL": "m", "TRIPTYCH_RUN_DIR": str(tmp_path), **arm.env}.items():
+        monkeypatch.setenv(variable, value)
+    read: set[str] = set()
+    for settings in (GatewaySettings, EncoderSettings, PrefillDecodeSettings):
+        settings()
+        read |= {f"TRIPTYCH_{name.upper()}" for name in settings.model_fields}
+    assert arm.env.keys() <= read, "a variable that no service reads changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +99,15 @@ def test_a_known_image_is_sent_untimed_first(texts: TextMaker) -> None:
     assert (new.is_timed, known.is_timed) == (False, True)
     assert new.messages[0]["content"][0] == known.messages[0]["content"][0]
     assert new.messages[0]["content"][1] != known.messages[0]["content"][1]
+
+
+def test_labels_name_one_question_each(texts: TextMaker) -> None:
+    labels = [
+        question.label
+        for workload in WORKLOADS.values()
+        for question in make_round(workload, SMALL, texts, 10.0, 1, 0).one_by_one
+    ]
+    assert len(set(labels)) == len(labels)
 
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -172,6 +195,15 @@ def test_of_several_bases_the_better_one_counts(
 def test_a_bar_is_not_measured_while_one_of_its_bases_is_not() -> None:
     found = who_encodes(helping=110.0, always_remote=100.0)
     assert (found.outcome, found.base) == (Outcome.NOT_MEASURED, "")
+
+
+def test_where_more_is_better_the_faster_base_counts() -> None:
+    rates = {"helping": 9.6, "always_remote": 8.0, "always_local": 10.0}
+    figures = {arm: [{"all.requests_per_s": rate}] * 3 for arm, rate in rates.items()}
+    found = verdicts(Measured({"saturation_images": figures}), "t")
+    (verdict,) = (each for each in found if each.outcome is not Outcome.NOT_MEASURED)
+    assert (verdict.outcome, verdict.base) == (Outcome.MISSED, "always_local")
+    assert verdict.missed_by == pytest.approx(0.01)
 
 
 # ---- arms, models, exactness, tables -------------------------------------------------------------

@@ -10,10 +10,11 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from load.client import Answer, Question, _take_line
-from load.contents import new_image
+from load.contents import TextMaker, new_image
 from load.figures import Objectives, Window, figures, percentile, requests_per_s, tokens_per_s
 from load.intervals import median_interval, ratio_interval
 
+MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
 LOOSE = Objectives(ttft_ms=1e6, stall_ms=1e6)
 
 
@@ -80,6 +81,11 @@ def test_ratio_leaves_out_what_was_not_measured() -> None:
         ratio_interval([1.0], [1.0, 2.0])
 
 
+def test_something_against_nothing_is_infinitely_more() -> None:
+    assert ratio_interval([1.0, 2.0], [0.0, 0.0]).middle == math.inf
+    assert ratio_interval([0.0], [1.0]).middle == 0.0
+
+
 def test_starts_that_differ_widen_the_interval() -> None:
     """Four repeats of each of two starts agree among themselves: one start says nothing of the next."""
     values = [1.0, 1.01, 1.0, 1.01, 1.2, 1.21, 1.2, 1.21]
@@ -93,6 +99,11 @@ def test_starts_that_differ_widen_the_interval() -> None:
 def test_a_start_without_figures_does_not_count() -> None:
     values = [1.0, 2.0, math.nan, math.nan]
     assert median_interval(values, num_starts=2) == median_interval(values[:2])
+
+
+def test_of_a_start_with_fewer_figures_fewer_are_drawn() -> None:
+    found = median_interval([1.0, 1.0, 1.0, 2.0, math.nan, math.nan], num_starts=2)
+    assert (found.middle, found.low, found.high, found.num_pairs) == (1.0, 1.0, 2.0, 4)
 
 
 def test_interval_holds_the_middle_and_is_the_same_again() -> None:
@@ -121,6 +132,14 @@ def test_questions_fix_the_length_of_their_answers() -> None:
     body = Question("text", [{"role": "user", "content": "a"}], 5).body("model")
     assert body["ignore_eos"]
     assert body["max_tokens"] == 5
+
+
+def test_texts_have_at_least_the_tokens_asked_for_and_begin_anew() -> None:
+    maker = TextMaker(MODEL)
+    rng = random.Random(3)
+    one, other = maker.new_text(rng, 200), maker.new_text(rng, 200)
+    assert 200 <= maker.count(one) < 206
+    assert one.split()[0] != other.split()[0]
 
 
 def test_images_are_the_same_for_the_same_seed_and_never_else() -> None:

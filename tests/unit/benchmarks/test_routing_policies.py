@@ -9,11 +9,14 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from load.client import Answer
 from load.contents import TextMaker
-from routing_policies.arms import AFFINITY, ONE, ROUND_ROBIN
+from routing_policies.arms import AFFINITY, ARMS, ONE, ROUND_ROBIN
 from routing_policies.conversations import FIRST, LATER, Shape, make_conversations
 from routing_policies.measuring import ArmResult
 from routing_policies.prefix_caches import PrefixCounts, counts_of
 from routing_policies.results import bars, failures, table
+
+from triptych_gateway.routing.scheduling.profile_file import read_profiles
+from triptych_gateway.routing.scheduling.profiles import BUILT_IN
 
 TEXTS = TextMaker(Path(__file__).resolve().parents[3] / "models" / "digits-vl")
 SCRAPE = """# TYPE vllm:prefix_cache_queries_total counter
@@ -33,6 +36,11 @@ def result(hit_rates: list[float], ttft_ms: list[float], error: str = "") -> Arm
         for each in ttft_ms
     ]
     return ArmResult([PrefixCounts(100.0, 100 * rate) for rate in hit_rates], answers)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_is_a_file_that_a_gateway_takes(arm: str) -> None:
+    assert (read_profiles(ARMS[arm]) == BUILT_IN) == (arm == AFFINITY)
 
 
 def test_conversations_share_images_and_a_beginning() -> None:

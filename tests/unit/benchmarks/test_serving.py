@@ -30,9 +30,6 @@ def rate(value: float) -> LoadPoint:
     return LoadPoint(Loop.OPEN, request_rate=value)
 
 
-# ---- load points ---------------------------------------------------------------------------------
-
-
 # ---- replay --------------------------------------------------------------------------------------
 def write_lines(folder: Path, *lines: object) -> Path:
     path = folder / "arrivals.jsonl"

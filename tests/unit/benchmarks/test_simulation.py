@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import simpy
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from simulation.calibration import ROOT, CalibrationError, fit_line, read_traces
 from simulation.gpu_estimates import NOMINAL_ROWS, GpuFigures, ModelShapes, estimate
 from simulation.parameters import Deployment, StageTimes, stage_times
+from simulation.results import Results, percentile
+from simulation.servers import Server
 from simulation.studies import Case, capacity, monolith, scaled
 from simulation.system import simulate
 from simulation.workload import Arrivals, RequestKind, Stream, Workload, closed
@@ -120,15 +123,28 @@ def test_every_request_is_answered_and_nothing_is_left(overlap: bool) -> None:
     assert results.num_answered == results.num_arrived > 50
 
 
+def test_the_same_seed_gives_the_same_figures() -> None:
+    workload = Workload([Stream(IMAGE, Arrivals.POISSON, rate=5.0)], 10.0)
+    first, again, other = (simulate(times(), ONE, workload, seed=seed).ttft_s for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_server_serves_in_the_order_of_arrival() -> None:
+    env = simpy.Environment()
+    server, pair = Server(env), Server(env, 2)
+    assert [server.work(1.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert [pair.work(1.0) for _ in range(3)] == [1.0, 1.0, 2.0]
+    assert server.utilisation(6.0) == pytest.approx(0.5)
+    assert pair.utilisation(3.0) == pytest.approx(0.5)
+
+
 def test_capacity_is_found_between_what_holds_and_what_does_not() -> None:
     costs = times(encoder={"row_s": 1e-4}, engine={"token_s": 1e-5})
     found = capacity(Case("by hand", costs, ONE, ((IMAGE, 1.0),)))
     assert 90 < found.rate < 108  # the encoder does 100 a second; the queue may grow within the objectives
     halved = capacity(Case("by hand", scaled(costs, "encode", 2.0), ONE, ((IMAGE, 1.0),)))
     assert halved.rate == pytest.approx(found.rate / 2, rel=0.15)
-
-
-# ---- parameters ------------------------------------------------------------------------------------
 
 
 def test_gpu_estimates_follow_from_shapes_and_peaks() -> None:
@@ -183,4 +199,8 @@ def test_a_line_goes_through_the_medians() -> None:
         fit_line([(1, 2.0), (1, 3.0)])
 
 
-# ---- figures ---------------------------------------------------------------------------------------
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0], 0.99) == 1.0
+    assert percentile([], 0.5) != percentile([], 0.5)  # NaN
+    assert Results(warm_s=0.0, end_s=1.0).requests_per_s == 0.0

@@ -136,10 +136,11 @@ async def test_another_connection_may_be_dead_as_the_first_one_is(
         assert next(numbers) == 5
 
 
-async def test_dead_instance_disappears(registry: Registry) -> None:
+async def test_dead_instance_disappears(registry: Registry, raw: Any) -> None:
     await registry.register(RECORD, ttl_s=120)
     assert await registry.list_instances() == [RECORD]
     await registry.register(RECORD, ttl_s=0.1)
+    assert raw.pttl("triptych:test:instance:pd-0") in (-2, *range(101))  # -2: it is gone by now
 
     async def is_gone() -> bool:
         return not await registry.list_instances()

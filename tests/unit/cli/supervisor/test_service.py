@@ -1,4 +1,4 @@
-"""A service's delays between restarts, and every step that its states do not allow."""
+"""A service's delays between restarts, and the steps of its states."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def test_a_service_begins_as_the_first_state_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("state", "to"), [(state, to) for state in ServiceState for to in sorted(ALLOWED[state])]
 )
-def test_every_other_step_is_taken_and_reported(state: ServiceState, to: ServiceState) -> None:
+def test_every_step_of_the_table_is_taken_and_reported(state: ServiceState, to: ServiceState) -> None:
     changes: list[ServiceState] = []
     service = make_service(changes, state)
     service._move_to(to)

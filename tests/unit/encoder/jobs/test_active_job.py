@@ -1,4 +1,4 @@
-"""The states of a job at the encoder: every illegal step is refused."""
+"""The states of a job at the encoder."""
 
 from typing import Any
 

@@ -52,6 +52,8 @@ def test_a_request_is_forgotten_when_it_was_answered_and_after_a_time() -> None:
     lost.discard(OWNER, PATH, BODY)
     assert not is_refused(lost)
     lost.add([A, B], OWNER, PATH, BODY)
+    now = MEMORY_S - 1
+    assert is_refused(lost)
     now = MEMORY_S + 1
     assert not is_refused(lost)
 
