@@ -106,21 +106,24 @@ class InstanceLoad:
         self._num_streams[instance] += 1
 
     def end_stream(self, instance: str) -> None:
-        self._num_streams[instance] -= 1
-        if self._num_streams[instance] <= 0:
-            del self._num_streams[instance]
+        _count_down(self._num_streams, instance)
 
     def begin_text(self, instance: str) -> None:
         """A request that needs no encode was sent. `end_text` must follow."""
         self._num_texts[instance] += 1
 
     def end_text(self, instance: str) -> None:
-        self._num_texts[instance] -= 1
-        if self._num_texts[instance] <= 0:
-            del self._num_texts[instance]
+        _count_down(self._num_texts, instance)
 
     def forget_all_but(self, alive: set[str]) -> None:
         """Drop facts about instances that left the registry, once nothing of theirs runs."""
         for instance in self._instances.keys() - alive:
             if not self._instances[instance].works:
                 del self._instances[instance]
+
+
+def _count_down(counts: Counter[str], instance: str) -> None:
+    """Take one off the count of `instance`, and forget the instance at 0."""
+    counts[instance] -= 1
+    if counts[instance] <= 0:
+        del counts[instance]
