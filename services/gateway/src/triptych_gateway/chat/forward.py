@@ -75,7 +75,8 @@ class Forwarder:
             except InterruptedStreamError:
                 self._note_lost(dispatch, life_of(route.answering))
                 raise
-        self.lost.discard(*_same_request(dispatch))
+        if self.lost:
+            self.lost.discard(*_same_request(dispatch))
         if dispatch.media_wait is not None and dispatch.endpoint.is_computed and route.decode is None:
             dispatch.media_wait.answered_by = route.first.instance  # its engine had the items
         self._remember(dispatch, route)
@@ -84,7 +85,7 @@ class Forwarder:
     async def _first_answer(self, dispatch: Dispatch) -> tuple[Route, Answer, ExitStack]:
         """Try routes until one answers, and have the router count the request there."""
         prior = dispatch.arrival.prior
-        if not self.instances.resends_to_last:
+        if self.lost and not self.instances.resends_to_last:
             self.lost.check(*_same_request(dispatch))
         choice = RouteChoice(
             self.instances,

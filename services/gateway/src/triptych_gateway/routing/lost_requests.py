@@ -26,6 +26,10 @@ class LostRequests:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lives: TTLCache[bytes, frozenset[Life]] = TTLCache(MAX_REQUESTS, MEMORY_S, clock)
 
+    def __len__(self) -> int:
+        """Return the number of remembered requests; at 0 callers spare themselves the parts of a request."""
+        return len(self._lives)
+
     def check(self, *parts: bytes) -> None:
         """Refuse a request with which as many instances have ended as one request may end.
 
@@ -35,7 +39,7 @@ class LostRequests:
         Raises:
             RequestError: 502.
         """
-        if len(self._lives) and (lives := self._lives.get(_digest(*parts))):
+        if lives := self._lives.get(_digest(*parts)):
             losses = InstanceLosses(dict.fromkeys(lives, ServingStage.WHOLE))
             if losses.are_too_many:
                 raise losses.error()
@@ -47,8 +51,7 @@ class LostRequests:
 
     def discard(self, *parts: bytes) -> None:
         """Forget a request that was answered."""
-        if len(self._lives):
-            self._lives.pop(_digest(*parts), None)
+        self._lives.pop(_digest(*parts), None)
 
 
 def without_own_fields(body: bytes) -> bytes:
