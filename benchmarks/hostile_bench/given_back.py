@@ -1,4 +1,4 @@
-"""What a running system holds for requests, read from outside, and how soon it holds nothing any more."""
+"""Measure what a running system holds for requests, from outside, and the time until it holds nothing."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ import psutil
 from yarl import URL
 
 from tests.support.fast.redis_inspection import registered_records
+from tests.support.leftovers import store_leftovers
 from tests.support.real.inspection import DEPLOYMENT, redis_url
 from tests.support.real.system import System
 
@@ -52,12 +53,7 @@ class HeldByRequests:
                 if line.startswith(names):
                     name, _, value = line.rpartition(" ")
                     found[f"{url.port} {name.partition('{')[0]}"] = float(value)
-        stats = self._system.store_stats()
-        found |= {
-            "pins": stats.num_pins,
-            "watches": stats.num_watches,
-            "reservations": stats.num_reservations,
-        }
+        found |= store_leftovers(self._system.store_stats())
         found |= self._working_processes()
         return {name: value for name, value in found.items() if value}
 
