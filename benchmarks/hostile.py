@@ -215,7 +215,7 @@ async def idle_connections(base_url: str, number: int) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Bench:
-    """What the attacks meet."""
+    """System, neighbour and probes that all attacks of a run share."""
 
     system: System
     probed: Path

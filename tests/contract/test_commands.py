@@ -14,7 +14,7 @@ COMMAND = re.compile(r"\./triptych ([a-z][^`#\n|]*)")
 
 
 def fault(line: str) -> str | None:
-    """What is wrong with the words behind `./triptych`."""
+    """Return the faults of the words behind `./triptych`."""
     words, node = line.split(), typer.main.get_command(app)
     while isinstance(node, TyperGroup) and words and re.fullmatch("[a-z-]+", words[0]):
         if words[0] not in node.commands:

@@ -24,7 +24,7 @@ COMMANDS = [
     (each[2], int(each[1] or 1) << 30 if each.start() > PAGE.index("\n## A CPU\n") else None)
     for each in COMMAND.finditer(PAGE)
 ]
-"""With the bytes of the KV cache; None: it is as large as the GPU allows."""
+"""Each row adds the bytes of the KV cache; None: it is as large as the GPU allows."""
 
 
 def shape(

@@ -95,7 +95,7 @@ def _number(node: ast.expr, constants: dict[str, float]) -> float | None:
 
 
 def _expects_timeout(node: ast.With | ast.AsyncWith | ast.Try) -> bool:
-    """Whether the end of a limit is what `node` expects, or handles."""
+    """Return whether `node` expects or handles the end of a limit."""
     if isinstance(node, ast.Try):
         return any(each.type is not None and _names_timeout(each.type) for each in node.handlers)
     return any(

@@ -38,7 +38,7 @@ def paths() -> list[list[str]]:
 
 
 def test_a_walk_takes_the_same_steps_in_another_process() -> None:
-    """With another seed for hashes than this one's, whatever that is."""
+    """Run in a process whose seed for hashes differs from this one's."""
     other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     shown = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -216,7 +216,7 @@ class HostileRequests:
         return min(most, int(math.exp(self._rng.uniform(0, math.log(most + 1)))) or 1)
 
     def _value(self, schema: Schema) -> tuple[str, str]:
-        """How it was made, and JSON text; much of it is no JSON that a parser takes."""
+        """Return how the value was made, and its text; much of it is not valid JSON."""
         makers: list[Callable[[Schema], tuple[str, str]]] = [
             self._text, self._text, self._nested, self._nested, self._list, self._list, self._entries,
             self._number, self._at_bound, self._as_schema,
@@ -261,7 +261,7 @@ class HostileRequests:
         return f"number {number}", number
 
     def _at_bound(self, schema: Schema) -> tuple[str, str]:
-        """What the schema lets pass, at its bounds."""
+        """Return a value at the bounds of what the schema accepts, and how it was made."""
         if "maxItems" in schema or "items" in schema:
             number = schema.get("maxItems", self._size(2000))
             inner = schema.get("items", {})

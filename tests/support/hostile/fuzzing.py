@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass
 class FuzzOutcome:
-    """What came back."""
+    """Statuses, fields and faults that a fuzzing run has seen."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     by_path: Counter[str] = field(default_factory=Counter)

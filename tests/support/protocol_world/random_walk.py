@@ -71,7 +71,7 @@ def after(config: Config, *faults: str) -> Config:
 
 
 def of_faults(faults: Iterable[str], systems: Sequence[Config]) -> dict[str, list[RareWalk]]:
-    """For each fault: walks with that fault alone, through each of `systems`."""
+    """Return for each fault the walks with that fault alone, through each of `systems`."""
     return {kind: [RareWalk(after(config, kind), FAULT_SHARE) for config in systems] for kind in faults}
 
 

@@ -1,4 +1,4 @@
-"""What a compiled grammar costs with each token, in vLLM's own class."""
+"""CPU of a compiled grammar with each token is bounded in vLLM's own class."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which steps `./triptych check --changed` takes."""
+"""`./triptych check --changed` takes the steps that the changed files touch."""
 
 import os
 import subprocess
