@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_cache_store.entries import eviction_window as room
+from triptych_cache_store.entries import space as room
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
 from triptych_cache_store.entries.eviction import EvictionPolicy

@@ -74,7 +74,7 @@ class StateReader:
         return sum([int(await self._bus.xlen(stream)) for stream in streams])
 
     async def flights(self) -> int:
-        return len([key async for key in self._bus.scan_iter(match=self._names.inflight("*"))])
+        return len([key async for key in self._bus.scan_iter(match=self._names.inflight("*", "*"))])
 
     async def store(self) -> StoreStats:
         return cast("StoreStats", await self._store.request(StatsQuery(seq=0)))

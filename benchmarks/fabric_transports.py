@@ -31,17 +31,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.conftest import embedded_redis  # noqa: E402
+from tests.support.fabric.agent_process import write_fabric_key  # noqa: E402
 from tests.support.fabric.fabric_host import FabricHost, spec_of  # noqa: E402
 from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway  # noqa: E402
 from tests.support.fabric.transports import HAS_NIXL, transports_option  # noqa: E402
 from tests.support.waiting import free_port  # noqa: E402
-from triptych_cache_store.testing import write_fabric_key  # noqa: E402
 from triptych_common.protocol.store import Evict  # noqa: E402
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB
 GIB = 1 << 30
-TRANSPORTS = ("tcp", "redis", "nixl")
+TRANSPORTS = ("tcp", "nixl")
 
 
 def tmpfs(path: Path, num_bytes: int) -> mmap.mmap:

@@ -39,13 +39,15 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from handover_ways.kept import KeptBounds, Series, measure_kept
 from handover_ways.peers import Pair, Passage, Places
 from handover_ways.plots import plots
 from handover_ways.results import Result, ratios, regime_table, result_of, store_lines
 from handover_ways.ways import WIDTH
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 
 MIB, GIB = 1 << 20, 1 << 30
 DEFAULT_SIZES_MIB = (0.0625, 0.25, 1, 4, 16, 64, 256)

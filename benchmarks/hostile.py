@@ -1,22 +1,23 @@
 """Hostile requests of one key beside the ordinary requests of another.
 
     ./triptych bench hostile [--rounds 3] [--settle-s 10] [--json FILE]
-    ./triptych bench hostile --fuzz-minutes 10 [--seed 1] [--encoders 0]
+    ./triptych bench hostile --fuzz-minutes 10 [--seed 1] [--encoders 0] [--large-vocabulary]
 
 One gateway, one encoder and two prefill_decodes serve the demo model. The neighbour asks for a text, a known
 image, a new image and a JSON object, one after the other, without a pause. It does so alone first, then while
 the attacker sends each of `ATTACKS`, several at once. Reported of each attack: statuses and longest time of
 its own requests; how much longer the neighbour's slowest request took than the slowest of its kind before;
-the largest growth of a process's memory; the longest stop of an event loop of gateway and prefill_decodes, in
-CPU seconds of its thread; how soon everything of its requests was given back. Then the attacker sends the
-same again and hangs up after `HANG_UP_S`.
+the largest growth of a process's memory; the longest stop of a loop of gateway, prefill_decodes and their
+EngineCores, in CPU seconds of its thread; how soon everything of its requests was given back. Then the
+attacker sends the same again and hangs up after `HANG_UP_S`.
 
 The exit code is 1 if a process ended, if the neighbour got an answer that failed or differs from its answer
-alone, if an event loop stopped for more than `MAX_STOP_S`, if a place, a request, a pin or a process that
+alone, if a loop stopped for more than `MAX_STOP_S`, if a place, a request, a pin or a process that
 compiles or decodes was still held 10 s behind the attack, or, `--settle-s` behind the last attack, if a
 process is still larger by `MAX_LEFT_MIB`.
 
-With `--fuzz-minutes` it sends hostile values in every field of every endpoint instead.
+With `--fuzz-minutes` it sends hostile values in every field of every endpoint instead. With
+`--large-vocabulary` the model has 150,000 tokens, which is what grammars and sampling cost most for.
 """
 
 import argparse
@@ -53,6 +54,7 @@ sys.path.insert(0, str(ROOT))
 from hostile_bench.fuzzing import MAX_STOP_S, fuzz_system  # noqa: E402
 from hostile_bench.given_back import HeldByRequests  # noqa: E402
 from hostile_bench.processes import Growth, loops_of, memory_of  # noqa: E402
+from hostile_bench.vocabulary import enlarge_vocabulary  # noqa: E402
 
 from tests.support.hostile.loop_probe import probe_environment, reset_stops  # noqa: E402
 from tests.support.real.system import System, running_system  # noqa: E402
@@ -87,7 +89,7 @@ class Outcome:
     neighbour_faults: list[str] = field(default_factory=list)
     grown_mib: float = 0.0
     grown_process: str = ""
-    stop_cpu_s: float = 0.0  # longest of an event loop
+    stop_cpu_s: float = 0.0  # longest of a loop
     given_back_s: float = 0.0
     faults: list[str] = field(default_factory=list)  # of the system, not of the neighbour's answers
 
@@ -143,6 +145,8 @@ def attacks() -> list[Attack]:
         Attack("nested repetitions", [_chat(structured_outputs={"regex": "((a{1,200}){1,200}){1,200}"})]),
         Attack("JPEG 2000 video", [_chat([_jpeg_2000_video(), text_part("what is this?")])], 8),
         Attack("128 choices", [_chat(n=128, max_tokens=4_000)]),
+        Attack("any character", [_chat(n=128, **_schema({"type": "string", "pattern": "^.{1,500}$"}))]),
+        Attack("nested stars", [_chat(n=16, max_tokens=2_000, structured_outputs={"regex": "((.*)*)*"})]),
         Attack(
             "log probabilities of 16 prompts",
             [("/completions", {"prompt": ["a b c d " * 400] * 16, "prompt_logprobs": 20, "max_tokens": 1})],
@@ -352,6 +356,7 @@ def main() -> int:
     parser.add_argument(
         "--encoders", type=int, choices=(0, 1), default=1, help="0: prefill_decodes encode images themselves"
     )
+    parser.add_argument("--large-vocabulary", action="store_true", help="150,000 tokens instead of 1,000")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--fuzz-minutes", type=float, help="send hostile values in every field instead")
     parser.add_argument("--seed", type=int, help="of --fuzz-minutes; without it a new one, which is printed")
@@ -365,7 +370,10 @@ def main() -> int:
             f"--prefill-decode-args={ENGINE_ARGS}",
         )
         env: Any = {"TRIPTYCH_API_KEYS_FILE": str(file), **probe_environment(Path(folder))}
-        with running_system(*args, model=DEFAULT_MODEL, **env) as system:
+        model = DEFAULT_MODEL
+        if options.large_vocabulary:
+            model = enlarge_vocabulary(model, Path(folder) / model.name)
+        with running_system(*args, model=model, **env) as system:
             if options.fuzz_minutes is not None:
                 return _fuzz(system, Path(folder), keys[0], options)
             found, faults = asyncio.run(measure(system, Path(folder), keys, options.rounds, options.settle_s))

@@ -1,7 +1,7 @@
 """Outcome of far more images at once than encoders can make, and the rate at which they are made.
 
     python benchmarks/overload.py [--parts large,sizes,mixed,small] [--rounds 3] [--no-monolith]
-        [--base-url URL] [--json FILE] [-- options of up]
+        [--base-url URL] [--json FILE] [options of up, as --local-encode=auto]
 
 One system as `up` starts it, with the demo model, and one vLLM engine with all cores, in turns:
 
@@ -211,8 +211,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--no-monolith", action="store_true", help="do not start one vLLM engine beside it")
     parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("up", nargs="*", help="options of `up`")
-    options = parser.parse_args()
+    options, up = parser.parse_known_args()
     name = options.model.name
     if options.base_url:
         servers = {"system": (options.base_url, name)}
@@ -220,7 +219,7 @@ def main() -> int:
             servers[MONOLITH] = (options.monolith_url, name)
         found = measure(servers, options)
     else:
-        args = (f"--encoder-args={ENGINE_ARGS}", f"--prefill-decode-args={ENGINE_ARGS}", *options.up)
+        args = (f"--encoder-args={ENGINE_ARGS}", f"--prefill-decode-args={ENGINE_ARGS}", *up)
         with running_system(
             *args, model=options.model, TRIPTYCH_MAX_REQUESTS_IN_FLIGHT=MAX_IN_FLIGHT
         ) as system:

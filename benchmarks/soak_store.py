@@ -22,9 +22,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from store_soak.workers import ROLES
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.store import Evict, StoreStats
 

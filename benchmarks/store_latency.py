@@ -12,6 +12,7 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -19,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_cache_store.testing import StoreProcess
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import (
     Evict,
     Ping,

@@ -50,9 +50,9 @@ from triptych_cli.system.machine import free_ports  # noqa: E402
 from triptych_common.bus import AsyncBus  # noqa: E402
 from triptych_common.protocol.codec import Envelope  # noqa: E402
 from triptych_encoder.jobs.media_source import MediaSource, new_media_client  # noqa: E402
-from triptych_gateway.memory import map_large_blocks  # noqa: E402
+from triptych_gateway.__main__ import map_large_blocks  # noqa: E402
+from triptych_gateway.request.body_splitter import BodySplitter  # noqa: E402
 from triptych_gateway.request.request_body import STEP  # noqa: E402
-from triptych_gateway.request.split.body_splitter import BodySplitter  # noqa: E402
 
 MIB = 1 << 20
 LARGE_MIB = 16

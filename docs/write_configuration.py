@@ -15,10 +15,10 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
+from triptych_fabric.settings import FabricSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,12 +91,16 @@ class EmbeddedRedis:
         options: more options of redis-server, e.g. `"--maxmemory", "8mb"`.
         port: listen there too, on 127.0.0.1 and ::1; 0: nowhere.
         keeps_data: every write survives `stop` (append-only file).
+        command: another redis-server than the embedded one.
     """
 
     provider = "embedded"
 
-    def __init__(self, *options: str, port: int = 0, keeps_data: bool = False) -> None:
+    def __init__(
+        self, *options: str, port: int = 0, keeps_data: bool = False, command: tuple[str, ...] = ()
+    ) -> None:
         self.port = port
+        self._command = command
         self._options = options
         self._keeps_data = keeps_data
         self._directory = Path(tempfile.mkdtemp(prefix="triptych-redis-"))
@@ -107,7 +112,7 @@ class EmbeddedRedis:
         """Start, with empty data unless it keeps them; returns when it answers."""
         log_path = self._directory / "redis.log"
         command = [
-            redis_server_binary(),
+            *(self._command or (redis_server_binary(),)),
             "--port",
             str(self.port),
             "--bind",
@@ -158,14 +163,13 @@ class EmbeddedRedis:
 
 
 @contextlib.contextmanager
-def embedded_redis(*options: str, port: int = 0, keeps_data: bool = False) -> Iterator[EmbeddedRedis]:
+def embedded_redis(
+    *options: str, port: int = 0, keeps_data: bool = False, command: tuple[str, ...] = ()
+) -> Iterator[EmbeddedRedis]:
     """An `EmbeddedRedis` that runs; gone at the end."""
-    server = EmbeddedRedis(*options, port=port, keeps_data=keeps_data)
-    try:
+    with closing(EmbeddedRedis(*options, port=port, keeps_data=keeps_data, command=command)) as server:
         server.start()
         yield server
-    finally:
-        server.close()
 
 
 def _wait_for_ping(process: subprocess.Popen[bytes], socket_path: Path, log_path: Path) -> None:
@@ -222,9 +226,6 @@ def redis_url(redis_server: ContainerRedis | EmbeddedRedis) -> str:
     """URL of a real Redis whose database is empty."""
     import redis
 
-    client = redis.Redis.from_url(redis_server.url)
-    try:
+    with closing(redis.Redis.from_url(redis_server.url)) as client:
         client.flushall()
-    finally:
-        client.close()
     return redis_server.url

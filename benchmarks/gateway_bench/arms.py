@@ -14,6 +14,7 @@ import httpx
 
 from gateway_bench.upstream import MODEL
 from tests.conftest import embedded_redis
+from tests.support.stores import end_process
 from triptych_cli.system.machine import free_ports
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
@@ -119,12 +120,7 @@ def process(
     try:
         yield running
     finally:
-        running.terminate()
-        try:
-            running.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
+        end_process(running)
 
 
 async def until_ready(url: str, process: subprocess.Popen[bytes]) -> None:

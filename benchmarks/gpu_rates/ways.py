@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from gpu_rates.measuring import MIB, Compared, Passage, PlainCopy, Way
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import Evict, Pinned, PinOrWatch, Reserve, Reserved, Seal, Unpin
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver

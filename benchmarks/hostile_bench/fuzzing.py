@@ -8,16 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hostile_bench.processes import Growth, loops_of, memory_of
+from hostile_bench.processes import Growth, loops_of
 from tests.support.hostile.fields import HostileRequest, HostileRequests, targets
 from tests.support.hostile.fuzzing import FuzzOutcome, fuzz
 from tests.support.hostile.loop_probe import reset_stops
 from tests.support.real.system import System
 from triptych_cli.settings import DEFAULT_MODEL
 
-MAX_STOP_S = 0.25  # of CPU, of an event loop
+MAX_STOP_S = 0.25  # of CPU, of a loop
 NUM_AT_ONCE = 4
 LOOK_S = 0.5
+LOOKS_PER_LINE = 120
 WARM_UP = 300  # requests before memory is counted: caches, tables and code that is loaded when it is used
 
 
@@ -49,8 +50,19 @@ async def fuzz_system(
     await reset_stops(probed)
 
     async def watch() -> None:
-        while True:
+        """Note memory, and print each minute how far the run is and which faults are new."""
+        num_printed = 0
+        for look in itertools.count():
             growth.look(system)
+            if look % LOOKS_PER_LINE == 0:
+                longest = {
+                    name: round(max(each.longest_cpu_s, each.longest_lock_s), 3)
+                    for name, each in loops_of(system, probed).items()
+                }
+                print(f"{outcome.statuses.total()} requests; longest stops: {longest}", flush=True)
+                for fault in outcome.faults[num_printed:]:
+                    print(fault, flush=True)
+                num_printed = len(outcome.faults)
             await asyncio.sleep(LOOK_S)
 
     watching = asyncio.ensure_future(watch())
@@ -67,7 +79,6 @@ async def fuzz_system(
                 faults.append(
                     f"{name} stopped for {each['cpu_s']:.3f} s of CPU:\n    {under_way}\n    {stack}"
                 )
-    after = memory_of(system)
     figures = {
         "seed": seed,
         "requests": outcome.statuses.total(),
@@ -75,14 +86,7 @@ async def fuzz_system(
         "fields": f"{len(outcome.fields)} of {len({each.field for each in places})}",
         "slowest": str(outcome.slowest),
         "loops": {name: _without_stops(stops) for name, stops in loops.items()},
-        "memory": {
-            f"{each.service} {'host' if each.is_host else 'child'}": {
-                "before_mib": each.num_bytes >> 20,
-                "peak_mib": growth.peak.get(pid, 0) >> 20,
-                "after_mib": after[pid].num_bytes >> 20 if pid in after else None,
-            }
-            for pid, each in growth.before.items()
-        },
+        "memory": growth.figures(),
     }
     return figures, faults
 
@@ -91,5 +95,5 @@ def _without_stops(stops: Any) -> dict[str, float]:
     return {
         name: round(value, 3)
         for name, value in asdict(stops).items()
-        if name in ("longest_cpu_s", "longest_wall_s")
+        if name in ("longest_cpu_s", "longest_wall_s", "longest_lock_s")
     }

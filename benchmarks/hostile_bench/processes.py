@@ -1,4 +1,4 @@
-"""Processes of a running system: their memory, those that have ended, and the stops of their event loops."""
+"""Processes of a running system: their memory, those that have ended, and the stops of their loops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,14 @@ from tests.support.hostile.loop_probe import LoopStops, read_stops
 from tests.support.real.system import System
 
 MAX_LEFT_MIB = 256  # that a process may keep
-LOOPS_OF = ("gateway", "prefill_decode")  # services whose event loop all callers share
+HOST = "host"
+ROLES = {
+    "EngineCore": "EngineCore",
+    "grammars.compile_server": "compile server",
+    "decoding.child": "decoding",
+}
+"""Names of a service's other processes, by a part of their command."""
+LOOPS_OF = ("gateway", "prefill_decode")  # services whose loops all callers share
 
 
 @dataclass(frozen=True)
@@ -18,30 +25,40 @@ class ProcessMemory:
     """One process of a service."""
 
     service: str
+    role: str  # `HOST`: the service's own process
     num_bytes: int  # resident
-    is_host: bool  # the service's own process
+
+    @property
+    def name(self) -> str:
+        return f"{self.service} {self.role}"
 
 
 def memory_of(system: System) -> dict[int, ProcessMemory]:
     """Return the processes of all services, by pid."""
     found = {}
-    for name, service in system.services().items():
+    for service, running in system.services().items():
         try:
-            host = psutil.Process(service["pid"])
+            host = psutil.Process(running["pid"])
             for process in (host, *host.children(recursive=True)):
-                found[process.pid] = ProcessMemory(name, process.memory_info().rss, process.pid == host.pid)
+                role = HOST if process.pid == host.pid else _role_of(process)
+                found[process.pid] = ProcessMemory(service, role, process.memory_info().rss)
         except (psutil.Error, TypeError):
             continue
     return found
 
 
+def _role_of(process: psutil.Process) -> str:
+    command = " ".join(process.cmdline())
+    return next((role for part, role in ROLES.items() if part in command), process.name())
+
+
 def loops_of(system: System, probed: Path) -> dict[str, LoopStops]:
-    """Return the stops of the event loops, by service."""
-    stops = read_stops(probed)
+    """Return the stops of the loops, by service and loop."""
+    processes = memory_of(system)
     return {
-        name: stops[service["pid"]]
-        for name, service in system.services().items()
-        if name.startswith(LOOPS_OF) and service["pid"] in stops
+        f"{processes[each.pid].service} {each.loop}": each
+        for each in read_stops(probed)
+        if each.pid in processes and processes[each.pid].service.startswith(LOOPS_OF)
     }
 
 
@@ -51,7 +68,7 @@ class Growth:
 
     before: Mapping[int, ProcessMemory]
     pids: Mapping[str, int]  # of services
-    peak: dict[int, int] = field(default_factory=dict)  # bytes
+    peak: dict[int, ProcessMemory] = field(default_factory=dict)
 
     @classmethod
     def of(cls, system: System) -> "Growth":
@@ -60,12 +77,19 @@ class Growth:
     def look(self, system: System) -> None:
         """Note the memory of the processes."""
         for pid, each in memory_of(system).items():
-            if pid in self.before:
-                self.peak[pid] = max(self.peak.get(pid, 0), each.num_bytes)
+            known = self.peak.get(pid)
+            if known is None or each.num_bytes > known.num_bytes:
+                self.peak[pid] = each
 
-    def grown_mib(self, pid: int) -> float:
-        """Return the peak of a process, beyond what it had before."""
-        return (self.peak.get(pid, 0) - self.before[pid].num_bytes) / 2**20
+    def figures(self) -> dict[str, dict[str, int]]:
+        """Return the largest process of each service and role: MiB before, and at the peak."""
+        found: dict[str, dict[str, int]] = {}
+        for pid, each in self.peak.items():
+            before = self.before[pid].num_bytes if pid in self.before else 0
+            known = found.setdefault(each.name, {"before_mib": 0, "peak_mib": 0})
+            known["before_mib"] = max(known["before_mib"], before >> 20)
+            known["peak_mib"] = max(known["peak_mib"], each.num_bytes >> 20)
+        return found
 
     def faults(self, system: System) -> list[str]:
         """Return which processes have ended, or have kept memory."""

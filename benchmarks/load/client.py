@@ -82,11 +82,11 @@ class Endpoint:
     session: aiohttp.ClientSession
 
 
-def new_session() -> aiohttp.ClientSession:
+def new_session(timeout_s: float = REQUEST_TIMEOUT_S) -> aiohttp.ClientSession:
     """HTTP session without a limit of connections, since closed loops limit themselves."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
         read_bufsize=1 << 20,
     )
 

@@ -34,16 +34,27 @@ class EncoderModel:
         self.threads = self.engine if shares_core else Server(env, costs.num_threads)
         self._waiting: list[tuple[Item, simpy.Event]] = []
         self._wake = env.event()
+        self._gets: set[simpy.Event] = set()  # of slots that wait for a job
+        self._is_ending = False
         self.num_encoded = 0
         self.num_steps = 0
         for _ in range(deployment.num_slots + deployment.num_ahead):
             env.process(self._slot())
         env.process(self._encode())
 
+    def end(self) -> None:
+        """Take no job any more; those in hand are ended."""
+        self._is_ending = True
+        for waiting in self._gets:
+            waiting.cancel()  # type: ignore[attr-defined]
+
     def _slot(self) -> Generator[simpy.Event, Any, None]:
         costs = self._costs
-        while True:
-            item: Item = yield self._jobs.get()
+        while not self._is_ending:
+            waiting = self._jobs.get()
+            self._gets.add(waiting)
+            item: Item = yield waiting
+            self._gets.discard(waiting)
             yield self.threads.done(
                 costs.preprocess_s + costs.preprocess_row_s * item.rows, extra_s=costs.reserve_s
             )

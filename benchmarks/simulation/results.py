@@ -48,6 +48,7 @@ class Results:
     num_answered: int = 0
     num_arrived: int = 0  # with open arrivals
     num_unanswered: int = 0
+    encoder_s: float = 0.0  # seconds of all encoders, their starts too
     shares: Shares = field(default_factory=Shares)
 
     def add(self, request: Request, client_s: float) -> None:

@@ -21,8 +21,15 @@ from simulation.requests import Item, Request
 from simulation.results import Results, Shares
 from simulation.servers import Server
 from simulation.workload import Arrivals, RequestKind, Stream, Workload
+from triptych_cli.roles import Bounds
+from triptych_cli.supervisor.autoscaler import ScalingRules, StageScaler, StageSignal
+from triptych_common.domain.fair_queue import DEFAULT_KEY
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import Modality
+from triptych_gateway.encode.encode_backlog import EncodeBacklog, EncodeWork
 
 DRAIN_S = 60.0
+DIGEST = "one"  # namespace of all items
 
 
 @dataclass
@@ -34,11 +41,26 @@ class GatewayModel:
     in_flight: Counter[int] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Encoders that come and go: `rules` are applied every `interval_s`, a start takes `start_s`."""
+
+    rules: ScalingRules
+    bounds: Bounds
+    interval_s: float
+    start_s: float
+
+
 class DeploymentModel:
     """One deployment: one Redis, gateways, a store for each host, encoders, engines."""
 
     def __init__(
-        self, env: simpy.Environment, times: StageTimes, deployment: Deployment, hosts: list[tuple[int, int]]
+        self,
+        env: simpy.Environment,
+        times: StageTimes,
+        deployment: Deployment,
+        hosts: list[tuple[int, int]],
+        scaling: Scaling | None = None,
     ) -> None:
         self._env, self._times, self._deployment = env, times, deployment
         gateway, num_gateways = times.gateway, deployment.gateways_per_host * len(hosts)
@@ -50,14 +72,17 @@ class DeploymentModel:
         self.links = [Server(env) for _ in hosts]  # of each host, inwards
         self.jobs = simpy.Store(env)
         self.encoders = [
-            EncoderModel(
-                env, times.encoder, deployment, self.jobs, host,
-                shares_core=times.shares_core, row_bytes=times.row_bytes,
-                publish=self._publish_sizes, seal=self._seal,
-            )
+            self._encoder(host)
             for host, (num_encoders, _) in enumerate(hosts)
             for _ in range(0 if deployment.is_monolith else num_encoders)
-        ]  # fmt: skip
+        ]
+        self._scaling, self._num_starting = scaling, 0
+        self.backlog = EncodeBacklog()  # the gateway's own: what it predicts is what is scaled by
+        self.encoder_s = 0.0  # seconds of all encoders, from the beginning of their starts
+        if scaling is not None:
+            while len(self.encoders) > scaling.bounds.low:
+                self.encoders.pop().end()
+            env.process(self._scale(scaling))
         self.engines = [
             EngineModel(env, times, deployment, host, self._stream)
             for host, (_, num_engines) in enumerate(hosts)
@@ -95,6 +120,35 @@ class DeploymentModel:
         self.num_in_flight -= 1
         yield self._env.timeout(max(0.0, request.ended_s - self._env.now))
 
+    # ---- encoders --------------------------------------------------------------------------------
+    def _encoder(self, host: int) -> EncoderModel:
+        times = self._times
+        return EncoderModel(
+            self._env, times.encoder, self._deployment, self.jobs, host,
+            shares_core=times.shares_core, row_bytes=times.row_bytes,
+            publish=self._publish_sizes, seal=self._seal,
+        )  # fmt: skip
+
+    def _scale(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
+        scaler = StageScaler(scaling.rules, is_encode=True)
+        while True:
+            num_ready, now = len(self.encoders), self._env.now
+            signal = StageSignal(self.backlog.waiting_s(DIGEST, lambda mm_hash: True, now))
+            present = num_ready + self._num_starting
+            number = scaler.decide(signal, present, num_ready, scaling.start_s, scaling.bounds, now)
+            for _ in range(number - present):
+                self._env.process(self._start_encoder(scaling.start_s))
+            for _ in range(min(present - number, num_ready)):
+                self.encoders.pop().end()
+            self.encoder_s += max(number, present - num_ready) * scaling.interval_s
+            yield self._env.timeout(scaling.interval_s)
+
+    def _start_encoder(self, start_s: float) -> Generator[simpy.Event, Any, None]:
+        self._num_starting += 1
+        yield self._env.timeout(start_s)
+        self._num_starting -= 1
+        self.encoders.append(self._encoder(0))
+
     # ---- images ------------------------------------------------------------------------------------
     def _order_items(
         self, request: Request, gateway: GatewayModel, engine: EngineModel
@@ -119,6 +173,7 @@ class DeploymentModel:
 
     def _send_job(self, item: Item) -> Generator[simpy.Event, Any, None]:
         redis = self._times.redis
+        self.backlog.begin_item(_hash_of(item), DIGEST, DEFAULT_KEY, EncodeWork(Modality.IMAGE, item.rows))
         yield self.redis.done(redis.command_s * redis.item_commands, extra_s=redis.hop_s)
         yield self.jobs.put(item)
 
@@ -126,6 +181,9 @@ class DeploymentModel:
         return self._env.process(self._after(self._times.redis.hop_s, item.sized))
 
     def _seal(self, item: Item, host: int) -> simpy.Event:
+        costs = self._times.encoder
+        encode_s = costs.step_s + costs.row_s * item.rows
+        self.backlog.complete_item(_hash_of(item), encode_s, len(self.encoders), self._env.now)
         return self._env.process(self._hand_over(item, host))
 
     def _hand_over(self, item: Item, host: int) -> Generator[simpy.Event, Any, None]:
@@ -167,7 +225,13 @@ class DeploymentModel:
 
 
 def simulate(
-    times: StageTimes, deployment: Deployment, workload: Workload, *, seed: int = 0, warm_s: float = 0.0
+    times: StageTimes,
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    seed: int = 0,
+    warm_s: float = 0.0,
+    scaling: Scaling | None = None,
 ) -> Results:
     """Plays the workload; requests that arrive in its first `warm_s` are not counted.
 
@@ -177,7 +241,7 @@ def simulate(
     env, rng = simpy.Environment(), random.Random(seed)
     hosts = list(deployment.hosts)
     parts = [hosts] if deployment.is_whole else [[host] for host in hosts]
-    cells = [DeploymentModel(env, times, deployment, part) for part in parts]
+    cells = [DeploymentModel(env, times, deployment, part, scaling) for part in parts]
     results = Results(warm_s=warm_s, end_s=workload.seconds)
 
     def choose_cell() -> DeploymentModel:
@@ -194,10 +258,11 @@ def simulate(
             yield env.timeout(times.client_s)
 
     def source(stream: Stream) -> Generator[simpy.Event, Any, None]:
+        yield env.timeout(stream.begins_s)
         while True:
             is_poisson = stream.arrivals is Arrivals.POISSON
             yield env.timeout(rng.expovariate(stream.rate) if is_poisson else 1.0 / stream.rate)
-            if env.now >= workload.seconds:
+            if env.now >= min(workload.seconds, stream.ends_s):
                 return
             results.num_arrived += env.now >= warm_s
             sending.append(env.process(serve_one(stream.kind)))
@@ -211,6 +276,9 @@ def simulate(
             sources.append(env.process(source(stream)))
     env.run(until=workload.seconds)
     results.shares = _shares(cells, workload.seconds)
+    results.encoder_s = (
+        sum(cell.encoder_s for cell in cells) if scaling else workload.seconds * (deployment.num_encoders)
+    )
     last = env.timeout(DRAIN_S)
     env.run(until=last | (env.all_of(sources) & env.all_of(sending)))
     results.num_unanswered = sum(cell.num_in_flight for cell in cells)
@@ -253,3 +321,7 @@ def _shares(cells: list[DeploymentModel], seconds: float) -> Shares:
         preprocess=mean([e.threads for cell in cells for e in cell.encoders]),
         engine=min(1.0, sum(e.load_s for e in engines) / (seconds * len(engines))),
     )
+
+
+def _hash_of(item: Item) -> MmHash:
+    return MmHash(str(id(item)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from simulation.charts import Line, line_chart
 from simulation.parameters import StageTimes
+from simulation.scale_out import scale_out
 from simulation.studies import (
     PARTS,
     Case,
@@ -203,4 +204,5 @@ STUDIES: dict[str, Study] = {
     "switches": Study("Overlap, and the order of encodes", _switches),
     "sensitivity": Study("3 E + 5 PD, one image: a cost at a time changed", _sensitivity),
     "worth": Study("When it pays", _worth),
+    "scale-out": Study("Encoders that follow a tenfold burst", scale_out),
 }

@@ -37,12 +37,17 @@ class RequestKind:
 
 @dataclass(frozen=True)
 class Stream:
-    """Requests of one kind. `num_clients` for closed arrivals, `rate` (requests/s) for the others."""
+    """Requests of one kind. `num_clients` for closed arrivals, `rate` (requests/s) for the others.
+
+    Open arrivals begin at `begins_s` and end at `ends_s`, at the latest with the workload.
+    """
 
     kind: RequestKind
     arrivals: Arrivals
     num_clients: int = 1
     rate: float = 0.0
+    begins_s: float = 0.0
+    ends_s: float = float("inf")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -42,8 +43,7 @@ def server() -> Iterator[EmbeddedRedis]:
 async def test_everything_works_and_nothing_is_refused(server: EmbeddedRedis) -> None:
     """Also when an encoder is killed in the middle of a job."""
     with FastSystem(AsUser(server), Layout()) as system:
-        faults = Faults(system)
-        try:
+        with closing(Faults(system)) as faults:
             async with Client(system.url(), CLIENT_LIMIT_S) as client:
                 for question in (
                     Question("text"),
@@ -54,8 +54,6 @@ async def test_everything_works_and_nothing_is_refused(server: EmbeddedRedis) ->
                     assert answer.is_right, f"{answer}\n{system.log_ends()}"
             point = next(point for point in points_of(Party.ENCODER) if str(point) == f"seal.{SENDING}")
             case = await Scenario(system, faults).run(point, Party.ENCODER, Action.KILL)
-        finally:
-            faults.close()
         assert all(answer.is_right for answer in case.answers), str(case)
         await asyncio.to_thread(system.wait_until_idle)
     with raw(server) as client:

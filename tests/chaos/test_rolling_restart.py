@@ -1,11 +1,13 @@
-"""Every service is replaced, one after the other, under load: no request fails, nothing is encoded twice."""
+"""Every service is replaced under load, one after the other, by its next release, then by this one again.
+
+No request fails, and nothing is encoded twice.
+"""
 
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -13,9 +15,11 @@ import pytest
 from tests.support.fast.case import check
 from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.processes.next_release import VERSION
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import FastSystem
+from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError
@@ -37,7 +41,6 @@ LAYOUT = Layout(
     first_token_timeout_s=30.0,
     options={Party.CACHE_STORE: ("--keep-region",), Party.GATEWAY: ("--drain-grace-s=2",)},
 )
-IsBack = Callable[[], Coroutine[Any, Any, bool]]
 
 
 class Balancer:
@@ -140,18 +143,21 @@ async def replace(system: FastSystem, bus: AsyncBus, name: str) -> None:
 
 
 @pytest.mark.parametrize("system", [LAYOUT], indirect=True)
-async def test_no_request_fails(system: FastSystem) -> None:
+async def test_no_request_fails_while_releases_are_mixed(system: FastSystem) -> None:
     async with (
         await AsyncBus.connect(system.redis.url, DEPLOYMENT, client_name="test") as bus,
         load(system) as answers,
     ):
-        for _ in range(2):
-            for name in system.services:
+        for is_next, version in ((True, VERSION), (False, release())):
+            for name, service in system.services.items():
+                service.is_next_release = is_next
                 num_before = len(answers)
                 await replace(system, bus, name)
                 async with asyncio.timeout(LIMIT_S):
                     while len(answers) < num_before + NUM_CALLERS:  # noqa: ASYNC110
                         await asyncio.sleep(0.02)
+            records = await Registry(bus).list_instances()
+            assert {each.release for each in records} == {version}
     await asyncio.to_thread(system.wait_until_whole)
     await asyncio.to_thread(system.wait_until_idle)
     check(answers, more=system.log_ends())

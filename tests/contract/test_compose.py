@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
-from triptych_common.cores.gpu_plan import ENCODER_SHARE, memory_shares
+from triptych_cli.system.engines import CPU_ENGINE_ENV
+from triptych_common.cores.gpu_plan import (
+    ENCODER_SHARE,
+    SLAB_SHARE,
+    SMALLEST_SLAB_BYTES,
+    memory_shares,
+)
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
+from triptych_fabric.settings import FabricSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
@@ -40,25 +46,34 @@ def default_of(value: str) -> str:
 
 @pytest.fixture(scope="module")
 def gpu_services() -> dict[str, dict[str, Any]]:
-    services: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE_GPU.read_text())["services"]
+    services: dict[str, dict[str, Any]] = loaded(COMPOSE_GPU)["services"]
     return services
 
 
 class ComposeLoader(yaml.SafeLoader):
-    """With Compose's own tags, whose values are read as if they were not there."""
+    """Reads values behind Compose's own tags as if the tags were not there."""
 
 
 def _overridden(loader: ComposeLoader, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return loader.construct_yaml_null(node)
     if isinstance(node, yaml.SequenceNode):
         return loader.construct_sequence(node, deep=True)
     return loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
 
 
 ComposeLoader.add_constructor("!override", _overridden)
+ComposeLoader.add_constructor("!reset", _overridden)
+
+
+def loaded(file: Path) -> dict[str, Any]:
+    """Content of a Compose file; a variable that it removes from another one's is None."""
+    content: dict[str, Any] = yaml.load(file.read_text(), ComposeLoader)  # noqa: S506 -- a safe loader
+    return content
 
 
 def test_prefill_and_decode_are_the_prefill_decode_with_other_roles() -> None:
-    services = yaml.load(COMPOSE_EPD.read_text(), ComposeLoader)["services"]  # noqa: S506 -- a safe loader
+    services = loaded(COMPOSE_EPD)["services"]
     assert services["prefill_decode"] == {"profiles": ["prefill_decode"]}, "it is not started"
     for name in ("prefill", "decode"):
         assert services[name]["extends"] == {"file": "compose.yaml", "service": "prefill_decode"}
@@ -104,8 +119,10 @@ def test_store_and_engines_have_a_gpu_and_see_each_others_processes(
     assert device["driver"] == "nvidia"
     assert device["capabilities"] == ["gpu"]
     assert [default_of(each) for each in device["device_ids"]] == ["0"], "the same one"
-    assert service["pid"] == "host"
+    assert service["pid"] == "service:processes"
     assert service["init"] is False, "it would be no process 1"
+    assert service["depends_on"]["processes"] == {"condition": "service_started"}
+    assert service["environment"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
@@ -118,12 +135,49 @@ def test_the_store_has_memory_for_a_cuda_context_beside_the_region(
     assert int(default_of(limit).removesuffix("g")) > int(default_of(base).removesuffix("g"))
 
 
-def test_no_other_service_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
-    assert set(gpu_services) == {*ON_GPU, "store-metrics"}
+def test_the_store_is_no_client_of_mps_and_has_time_for_its_cuda_context(
+    gpu_services: dict[str, dict[str, Any]],
+) -> None:
+    store = gpu_services["cache_store"]
+    assert store["environment"]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/triptych/no-mps", (
+        "no daemon listens there"
+    )
+    assert store["healthcheck"] == {"start_period": "120s"}
+    assert not any("CUDA_MPS" in name for engine in ENGINES for name in gpu_services[engine]["environment"])
+
+
+def test_no_service_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
+    assert set(gpu_services) == {*ON_GPU, "processes", "store-metrics"}
     assert gpu_services["store-metrics"] == {"image": gpu_services["cache_store"]["image"]}
-    assert "pid" not in {
-        key for each in yaml.safe_load(COMPOSE.read_text())["services"].values() for key in each
-    }
+    base = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert "pid" not in {key for each in (*base.values(), gpu_services["processes"]) for key in each}
+
+
+def test_the_owner_of_the_process_ids_is_as_shut_in_as_the_others(
+    gpu_services: dict[str, dict[str, Any]],
+) -> None:
+    owner = gpu_services["processes"]
+    store = yaml.safe_load(COMPOSE.read_text())["services"]["cache_store"]
+    assert owner["init"] is True, "it takes in the processes that others leave behind"
+    for key in ("restart", "read_only", "cap_drop", "security_opt", "network_mode", "logging"):
+        assert owner[key] == store[key], key
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_on_a_gpu_inherit_no_setting_of_those_on_a_cpu(
+    gpu_services: dict[str, dict[str, Any]], name: str
+) -> None:
+    own, base = (
+        services[name]["environment"]
+        for services in (gpu_services, yaml.safe_load(COMPOSE.read_text())["services"])
+    )
+    for key, on_cpu in CPU_ENGINE_ENV.items():
+        assert on_cpu == (default_of(base[key]) if base[key].startswith("${") else base[key]), key
+        assert key in own, f"{key} is inherited"
+        assert own[key] is None or default_of(own[key]) != on_cpu, key
+    assert default_of(own["OMP_NUM_THREADS"]) == "4"
+    assert default_of(own["VLLM_ENABLE_V1_MULTIPROCESSING"]) == "1"
+    assert base["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_images_for_gpus_have_names_and_packages_of_their_own(
@@ -137,18 +191,20 @@ def test_images_for_gpus_have_names_and_packages_of_their_own(
     recipe = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     assert 'cache_store[uvloop$([ "$ENGINE" != cuda ] || echo ,cuda)]' in recipe
     extras = tomllib.loads((ROOT / "services" / "cache_store" / "pyproject.toml").read_text())["project"]
-    assert extras["optional-dependencies"]["cuda"] == ["triptych-common[cuda]"]
+    (needed,) = extras["optional-dependencies"]["cuda"]
+    assert needed.startswith("triptych-common[cuda]==")
 
 
 def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[str, Any]]) -> None:
     slab_bytes = int(default_of(gpu_services["cache_store"]["environment"]["TRIPTYCH_SLAB_BYTES"]))
-    assert slab_bytes > 0
+    assert slab_bytes == SMALLEST_SLAB_BYTES
+    assert slab_bytes <= SLAB_SHARE * SMALLEST_GPU_BYTES, "it is counted"
     shares = []
     for name in ENGINES:
         (option,) = json.loads(default_of(gpu_services[name]["environment"]["TRIPTYCH_ENGINE_ARGS"]))
         assert option.startswith("--gpu-memory-utilization=")
         shares.append(float(option.partition("=")[2]))
-    assert shares == memory_shares(ENGINES, 0.0), "as the launcher has it"
+    assert shares == memory_shares(ENGINES, SLAB_SHARE), "as the launcher has it"
     assert shares[0] == ENCODER_SHARE
     assert sum(shares) + slab_bytes / SMALLEST_GPU_BYTES < 0.9
 
@@ -208,7 +264,7 @@ def test_every_setting_reaches_its_service(name: str, host_services: dict[str, d
 @pytest.mark.parametrize("file", [COMPOSE, COMPOSE_GPU], ids=lambda file: file.name)
 def test_no_empty_variable_hides_the_value_of_a_file(file: Path) -> None:
     """`environment` wins over files, and services ignore what is empty: so keys would be lost."""
-    for name, service in yaml.safe_load(file.read_text())["services"].items():
+    for name, service in loaded(file)["services"].items():
         if name not in OURS:
             continue
         given = {
@@ -245,8 +301,7 @@ def services_of(folder: Path, *options: str, **shell: str) -> dict[str, dict[str
 
 @pytest.fixture(scope="module")
 def host_services() -> dict[str, dict[str, Any]]:
-    loaded = yaml.load(COMPOSE_HOST.read_text(), ComposeLoader)  # noqa: S506 -- a safe loader
-    services: dict[str, dict[str, Any]] = loaded["services"]
+    services: dict[str, dict[str, Any]] = loaded(COMPOSE_HOST)["services"]
     return services
 
 
@@ -298,7 +353,7 @@ class TestSeveralHosts:
         for key in ("restart", "init", "read_only", "cap_drop", "security_opt", "logging"):
             assert host_services["fabric"][key] == base[key]
         assert host_services["fabric"]["stop_grace_period"] == base["stop_grace_period"], "it drains, too"
-        assert host_services["fabric"]["healthcheck"]["test"][-2:] == ["triptych_cache_store", "fabric"]
+        assert host_services["fabric"]["healthcheck"]["test"][-1] == "triptych_fabric"
 
     def test_the_agent_has_what_every_other_service_has(
         self, host_services: dict[str, dict[str, Any]]

@@ -23,6 +23,7 @@ UUID_OF_A_PART = "cuDeviceGetUuid_v2" if hasattr(cuda_driver, "cuDeviceGetUuid_v
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("cudaSetDevice", lambda driver: driver.bind_thread()),
     ("cuDeviceGet", lambda driver: driver.device_uuid()),
+    ("cudaDeviceGetPCIBusId", lambda driver: driver.pci_bus_id()),
     ("cudaDeviceGetAttribute", lambda driver: driver.is_mps_client()),
     ("cudaDeviceGetAttribute", lambda driver: driver.num_multiprocessors()),
     ("cudaMalloc", lambda driver: driver.malloc(4096)),
@@ -80,6 +81,23 @@ def test_an_event_that_is_not_reached_is_no_error(
     assert not driver.event_query(4096)
     monkeypatch.setattr(runtime, "cudaEventQuery", lambda event: (runtime.cudaError_t.cudaSuccess,))
     assert driver.event_query(4096)
+
+
+def test_addresses_and_handles_are_numbers_whatever_the_bindings_make_of_them(
+    driver: RuntimeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    success = runtime.cudaError_t.cudaSuccess
+    made = {
+        "cudaStreamCreateWithFlags": (driver.stream_create, runtime.cudaStream_t(4096)),
+        "cudaEventCreateWithFlags": (driver.event_create, runtime.cudaEvent_t(4096)),
+        "cudaMalloc": (lambda: driver.malloc(64), cuda_driver.CUdeviceptr(4096)),
+    }
+    for name, (call, value) in made.items():
+        monkeypatch.setattr(runtime, name, lambda *_, value=value: (success, value))
+        assert type(call()) is int
+        assert call() == 4096, name
+    monkeypatch.setattr(runtime, "cudaDeviceGetPCIBusId", lambda *_: (success, b"0000:3B:00.0\0\0"))
+    assert driver.pci_bus_id() == "0000:3B:00.0"
 
 
 def test_handles_and_uuids_are_read_from_where_the_bindings_keep_them(

@@ -125,7 +125,6 @@ BUS_SAMPLES: tuple[Message, ...] = (
         kind=transfers.TransferFailureKind.UNREACHABLE,
         detail="no agent",
     ),
-    transfers.LinkCall(link_id="ab" * 16, source="store-0"),
 )
 
 COMMAND_SAMPLES: tuple[StoreFrame, ...] = (
@@ -240,6 +239,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
     load=messages.ServingLoad(num_beats=7, num_running=2, num_waiting=1, kv_usage=0.25),
     model_version="2026-11",
     host="host-a",
+    release="0.1.0",
     fabric=messages.FabricEndpoint(host="192.0.2.1", port=7420, generation=3),
     fabric_load=messages.FabricLoad(
         num_entries=2,

@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.app import app
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
+from triptych_fabric.settings import FabricSettings
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 

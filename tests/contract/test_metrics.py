@@ -8,16 +8,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.test_docs import ROOT, sections
+from tests.support.stores import core_on
 from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.state import HandedOver
-from triptych_cache_store.fabric.metrics import FabricMetrics
-from triptych_cache_store.testing import core_on
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.layout import RegionLayout
 from triptych_common.telemetry.metrics import PREFIX, MetricFacts
 from triptych_encoder.metrics import EncoderMetrics
+from triptych_fabric.metrics import FabricMetrics
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_vllm_connector.engine_tally import ENGINE_METRICS
+from triptych_vllm_connector.engine_counters import ENGINE_METRICS
 
 PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 ROW = re.compile(rf"^\| `({PREFIX}_\w+)` \| (\w+) \|\s*([^|]*?)\s*\| [^|]+ \| [^|]+ \|$", re.MULTILINE)

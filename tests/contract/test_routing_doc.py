@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import get_args
 
-from triptych_gateway.routing.scheduling.filters import FilterName
-from triptych_gateway.routing.scheduling.pickers import PickerName
-from triptych_gateway.routing.scheduling.profiles import BUILT_IN
-from triptych_gateway.routing.scheduling.scorers.table import SCORERS
-from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.routing.scheduling.candidates import ServingStage
+from triptych_gateway.routing.scheduling.profiles import BUILT_IN, SCORERS, FilterName, PickerName
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "routing.md").read_text()

@@ -1,7 +1,4 @@
-"""docs/operations/runbook.md lists exactly the error codes that the gateway can answer, and their status.
-
-It has every warning and error of a log, in backticks: the person on call searches for it.
-"""
+"""docs/operations/runbook.md lists exactly the error codes that the gateway can answer, and their status."""
 
 import ast
 import re
@@ -9,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.contract.product_sources import ROOT
-from tests.contract.product_sources import SOURCES as ALL_SOURCES
 from triptych_common.protocol.messages import Modality
 from triptych_common.runtime import drain
 from triptych_vllm_connector.kv_failures import KvFailure
@@ -95,10 +91,6 @@ def described() -> dict[str, str]:
     return found
 
 
-def test_codes_are_found_at_all() -> None:
-    assert {"bus_unavailable", "missing_field", "not_found", "http_error", "draining"} <= set(answered())
-
-
 def test_every_code_is_described_and_none_is_made_up() -> None:
     assert set(described()) == set(answered())
 
@@ -109,19 +101,3 @@ def test_every_status_of_a_code_is_described() -> None:
         (code, s) for code, statuses in answered().items() for s in statuses if str(s) not in places[code]
     }
     assert not missing
-
-
-def logged() -> Iterator[tuple[str, str]]:
-    """(file, message's source) of each warning and error of a logger, an object named `log` or `…_log`."""
-    for path in ALL_SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                is_log = ast.unparse(node.func.value).lower().endswith(("log", "logger"))
-                if is_log and node.func.attr in ("warning", "error", "exception", "critical"):
-                    yield path.name, ast.unparse(node.args[0])
-
-
-def test_every_warning_is_one_constant_phrase_of_the_runbook() -> None:
-    found, runbook = set(logged()), re.sub(r"\s+", " ", RUNBOOK)
-    assert len(found) > 100
-    assert not [each for each in found if each[1][0] not in "'\"" or f"`{each[1][1:-1]}`" not in runbook]

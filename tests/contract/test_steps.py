@@ -10,7 +10,7 @@ from triptych_common.protocol import store
 from triptych_common.protocol.bus_messages import BUS_MESSAGES
 from triptych_common.protocol.messages import Decision, Message, Outcome
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step, step
+from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
 COMMANDS = set(get_args(get_args(store.StoreCommand)[0]))
@@ -52,18 +52,6 @@ def test_a_step_names_its_stream(each: Step) -> None:
 def test_the_store_sends_pushes_and_receives_commands(each: Step) -> None:
     assert (each.receiver is Party.CACHE_STORE) == (each.channel is Channel.STORE)
     assert (each.sender is Party.CACHE_STORE) == (each.channel is Channel.PUSH)
-
-
-def test_names_are_unique_and_found() -> None:
-    assert len({each.name for each in STEPS}) == len(STEPS)
-    assert step("seal").message is store.Seal
-    with pytest.raises(KeyError):
-        step("seel")
-
-
-def test_the_steps_of_a_new_item_come_first() -> None:
-    order = [each.occurs for each in STEPS if each.name != "fetch_media"]  # large media only
-    assert order == sorted(order, key=list(Occurs).index)
 
 
 def test_the_document_lists_exactly_the_steps() -> None:

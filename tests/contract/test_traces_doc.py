@@ -7,7 +7,7 @@ from tests.contract.product_sources import ROOT, SOURCES
 from triptych_common.telemetry.span_records import STAGE_PREFIX, STAGE_SUFFIX
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.tracing import attributes
-from triptych_gateway.tracing.stages import Stage
+from triptych_gateway.tracing.timings import Stage
 
 PAGE = (ROOT / "docs" / "reference" / "traces.md").read_text()
 MAKERS = {"span", "_span", "_timed_span", "record_span", "_record_span"}

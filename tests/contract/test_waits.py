@@ -22,7 +22,6 @@ PAUSES = {
     "integration/gateway/chat/test_failures.py": "a stand-in outlives its request's deadline",
     "integration/gateway/chat/test_upstream_faults.py": "until the kernel's buffers take no more",
     "integration/gateway/encode/test_order.py": "a stand-in Redis that answers late and out of order",
-    "integration/gateway/redis_faults/test_redis_out_of_memory.py": "asks for longer than heartbeats last",
     "integration/gateway/test_http_protocol.py": "a client that sends its body slowly",
     "integration/gateway/test_ui.py": "a link that is slow",
     "unit/vllm_connector/host/test_engine_watchdog.py": "virtual time",

@@ -17,6 +17,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     from triptych_encoder.engine.encode_engine import EncodeEngine
+    from triptych_vllm_connector.worker.rpc import WAIT_WRITTEN
 
 ORDER = WriteOrder(mm_hash("a"), "job-1", 1, 0, 2, 4, "float32")
 PREPARED = PreparedItem({}, 2, 3, 4, item_record(2))
@@ -32,6 +33,7 @@ class FakeLLM:
         self.asked = asyncio.Event()
         self.step_over = asyncio.Event()
         self.worker_error: Exception | None = None
+        self.is_written = True
 
     async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[Any]:
         self.calls.append(("generate", request_id))
@@ -41,13 +43,13 @@ class FakeLLM:
     async def abort(self, request_id: str) -> None:
         self.calls.append(("abort", request_id))
 
-    async def collective_rpc(self, method: str) -> list[Any]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self.calls.append(method)
         self.asked.set()
         await self.step_over.wait()
         if self.worker_error is not None:
             raise self.worker_error
-        return [None]
+        return [self.is_written]
 
 
 def engine_of(llm: FakeLLM) -> EncodeEngine:
@@ -68,11 +70,13 @@ async def test_an_item_is_refused_when_the_workers_are_done_with_it(error: Excep
     llm.step_over.set()
     with pytest.raises(EncodeRefusedError):
         await encode
-    assert llm.calls == [("generate", "job-1"), ("abort", "job-1"), "check_health"], "in this order"
+    assert llm.calls == [("generate", "job-1"), ("abort", "job-1"), WAIT_WRITTEN], "in this order"
     assert asked.done()
 
 
-@pytest.mark.parametrize("error", [EngineDeadError(), RuntimeError("Call to check_health method failed")])
+@pytest.mark.parametrize(
+    "error", [EngineDeadError(), RuntimeError("Call to triptych_wait_written method failed")]
+)
 async def test_workers_that_cannot_be_asked_are_a_failed_engine(error: Exception) -> None:
     """Its end frees the blocks: it is unknown whether a worker writes."""
     llm = FakeLLM(EngineGenerateError())
@@ -80,3 +84,22 @@ async def test_workers_that_cannot_be_asked_are_a_failed_engine(error: Exception
     llm.step_over.set()
     with pytest.raises(EngineFailedError):
         await engine_of(llm).encode(PREPARED, ORDER)
+
+
+async def test_an_item_that_the_gpu_still_writes_is_not_refused() -> None:
+    llm = FakeLLM(EngineGenerateError())
+    llm.is_written = False
+    llm.step_over.set()
+    with pytest.raises(EngineFailedError, match="has not written"):
+        await engine_of(llm).encode(PREPARED, ORDER)
+
+
+async def test_an_engine_whose_gpu_writes_says_so() -> None:
+    llm = FakeLLM(EngineGenerateError())
+    llm.step_over.set()
+    assert not await engine_of(llm).is_writing()
+    llm.is_written = False
+    assert await engine_of(llm).is_writing()
+    llm.worker_error = RuntimeError("cudaEventSynchronize: an illegal memory access was encountered")
+    with pytest.raises(EngineFailedError, match="illegal memory access"):
+        await engine_of(llm).is_writing()

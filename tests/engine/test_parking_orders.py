@@ -151,7 +151,7 @@ def check_who_gives_way(engine: ParkingEngine) -> None:
 
     def checked_preempt(request: Any, *args: Any, **kwargs: Any) -> None:
         stalled = [each for each in scheduler.running if each.request_id in scheduler._stalled]
-        stalled = [each.request_id for each in stalled if scheduler.consumer.is_waiting(each.request_id)]
+        stalled = [each.request_id for each in stalled if scheduler.consumer.status(each.request_id).waits]
         is_stalled = request.request_id in scheduler._stalled
         assert not is_scheduling or is_stalled or not stalled, f"{stalled} should have given way"
         preempt(request, *args, **kwargs)
@@ -209,11 +209,11 @@ def test_no_wrong_token_is_sent_in_any_order_with_overlap(
             overlap_share=chance.choice((0.5, 1.0)),
         )
         check_who_gives_way(engine)
-        giving_way = engine.scheduler._giving_way
-        begun = noted(giving_way.partial, "begin")
-        gave_way = noted(giving_way, "_give_way")
+        partial_preemption = engine.scheduler._preemption
+        begun = noted(partial_preemption.partial, "begin")
+        gave_way = noted(partial_preemption, "_preempt")
         walk(engine, seed, is_slow=True)
-        assert len(giving_way.partial) == 0
+        assert len(partial_preemption.partial) == 0
         num_begun += len(begun)
         num_gave_way += len(gave_way)
     assert num_begun > NUM_OVERLAP_WALKS

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
@@ -124,13 +125,10 @@ def test_an_image_that_the_store_does_not_have_is_encoded_where_it_is_needed(
 def test_with_a_full_store_engines_encode_for_themselves(
     plain: PlainSystem, monolith: Server, images: list[dict[str, Any]]
 ) -> None:
-    session = plain.store.connect("filler")
-    try:
+    with closing(plain.store.connect("filler")) as session:
         fill(session)
         encode_at(plain, images[0])
         assert_equal_answers(plain.prefill_decode, monolith, [images[0], QUESTION])
-    finally:
-        session.close()
     wait_until(lambda: plain.store.stats().num_reservations == 0, 10, "the reservations are gone")
     assert_equal_answers(plain.proxy, monolith, [images[1], QUESTION])
 

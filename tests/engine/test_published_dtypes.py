@@ -21,7 +21,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM's models warns,
     from vllm.renderers import renderer_from_config
 
     from triptych_encoder.engine.encode_engine import EncodeEngine
-    from triptych_encoder.preprocessing.references import reference_media
+    from triptych_encoder.preprocessing.preprocessor import reference_media
     from triptych_vllm_connector.records.positions import PositionCheck
     from triptych_vllm_connector.records.replaying import RecordedItems
 

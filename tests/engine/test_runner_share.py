@@ -41,12 +41,15 @@ class StepError(RuntimeError):
 
 
 class Runner:
-    """Of vLLM's runner its entry and its model."""
+    """A runner of vLLM's first generation: its entry and its model alone; it never encodes."""
 
     model = MODEL
 
     def load_model(self) -> None:
         pass
+
+    def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
+        raise NotImplementedError
 
     def execute_model(self, scheduler_output: Any) -> str:
         if scheduler_output.fails:

@@ -4,8 +4,11 @@ A field that changes what another request gets is not served (`MIXING_FIELDS`). 
 batches: each request alone, all together, and each with each.
 """
 
+import inspect
 import os
+import re
 import sys
+import warnings
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -17,7 +20,8 @@ from tests.support.real.bodies.comparing import alike
 from tests.support.real.system import MONOLITH_ENVIRONMENT, START_TIMEOUT_S
 from tests.support.real.warm import client as warm
 from triptych_gateway.endpoints.fields import SAMPLING
-from triptych_gateway.request.bounds.field_bounds import MIXING_FIELDS
+from triptych_gateway.endpoints.table import ENDPOINTS
+from triptych_gateway.request.body_bounds import MIXING_FIELDS
 
 pytestmark = pytest.mark.engine
 
@@ -60,8 +64,13 @@ OUTSIDE = {  # of the table of fields those that no sampler sees
     "length_penalty", "priority", "response_format", "user", "session_id", "request_id", "vllm_xargs",
     # read behind it: what of an answer is sent, and how
     "echo", "stream_interval", "return_token_ids", "return_tokens_as_token_ids", "return_token_offsets",
+    "stream", "return_weight_versions",
     # refused or without effect unless the engine has an option or a model for them
     "thinking_token_budget", "watermarking", "routed_experts_prompt_start",
+}  # fmt: skip
+ALIASES = {
+    "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs",
+    "include": "logprobs", "text": "structured_outputs",
 }  # fmt: skip
 NAMES = [*REQUESTS]
 PAIRS = [*combinations_with_replacement(NAMES, 2)]
@@ -93,7 +102,23 @@ def _without(name: str) -> dict[str, Any]:
 def test_every_sampling_field_is_tried() -> None:
     tried = {field for fields in REQUESTS.values() for field in fields}
     assert {*SAMPLING} - OUTSIDE <= tried
+    assert {ALIASES.get(name, name) for name in _read_for_sampling()} - OUTSIDE <= tried
     assert not tried & {*MIXING_FIELDS}
+
+
+def _read_for_sampling() -> set[str]:
+    """Fields of which vLLM makes sampling parameters, as far as an endpoint of the gateway passes them."""
+    with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    sources = [
+        inspect.getsource(each.to_sampling_params)
+        for each in (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
+    ]
+    read = {name for source in sources for name in re.findall(r"self\.(\w+)", source)}
+    return read & {name for endpoint in ENDPOINTS for name in endpoint.passed_fields}
 
 
 def test_fields_change_their_own_answers(answers: dict[tuple[str, ...], list[Any]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.real.system import MODEL, START_TIMEOUT_S
 from tests.support.real.warm import client as warm
 from tests.support.real.warm.preload import ENVIRONMENT
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 
 pytestmark = pytest.mark.engine
 

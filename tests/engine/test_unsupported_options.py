@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,19 @@ from triptych_vllm_connector.host.engine_options import (
 )
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from triptych_vllm_connector.seams.current import seam
 
 CONFIG = 'media-io-kwargs: \'{"image": {"image_mode": "RGBA"}}\'\n'
 
 
+def parsed(*options: str) -> Any:
+    return seam.cli_args().make_arg_parser(FlexibleArgumentParser()).parse_args(list(options))
+
+
 def check(*options: str) -> None:
-    check_engine_options(make_arg_parser(FlexibleArgumentParser()).parse_args(list(options)))
+    check_engine_options(parsed(*options))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_service_ends_at_its_start_and_says_why(service: str, redis_url: str, 
 def test_an_encoder_decoder_model_is_not_divided(role: Role, tmp_path: Path) -> None:
     """By its configuration alone: nothing is loaded."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", "is_encoder_decoder": True}))
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--model={tmp_path}"])
+    args = parsed(f"--model={tmp_path}")
     if role is Role.ENCODE_PREFILL_DECODE:
         check_division(args, role)
         return
@@ -118,30 +124,26 @@ def test_an_encoder_decoder_model_is_not_divided(role: Role, tmp_path: Path) -> 
 
 def test_a_model_whose_items_are_not_processed_apart_has_no_encoder() -> None:
     """Several images of a request are processed otherwise than each by itself."""
-    options = [f"--model={MODEL}", '--hf-overrides={"architectures": ["H2OVLChatModel"]}']
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    args = parsed(f"--model={MODEL}", '--hf-overrides={"architectures": ["H2OVLChatModel"]}')
     with pytest.raises(UndividedModelError, match=r"cannot have an encoder: .*encode-prefill-decodes 1"):
         check_division(args, Role.ENCODE)
     check_division(args, Role.ENCODE_PREFILL_DECODE)
 
 
 def test_a_model_whose_processor_is_chosen_by_a_function_may_have_an_encoder() -> None:
-    options = [f"--model={family_folder('llava')}"]
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
-    check_division(args, Role.ENCODE)
+    check_division(parsed(f"--model={family_folder('llava')}"), Role.ENCODE)
 
 
 def test_an_encoder_refuses_a_model_of_text_alone_before_its_engine_starts(tmp_path: Path) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    parser = make_arg_parser(FlexibleArgumentParser())
     with pytest.raises(TextModelError, match="--encoders 0 --local-encode fallback"):
-        check_has_media(parser.parse_args([f"--model={tmp_path}", "--skip-tokenizer-init"]))
-    check_has_media(parser.parse_args([f"--model={MODEL}"]))
+        check_has_media(parsed(f"--model={tmp_path}", "--skip-tokenizer-init"))
+    check_has_media(parsed(f"--model={MODEL}"))
 
 
 def test_other_models_are_divided(tmp_path: Path) -> None:
     for model in (str(MODEL), str(tmp_path)):  # of the last one, which is none, vLLM says so
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args([f"--model={model}"])
+        args = parsed(f"--model={model}")
         check_division(args, Role.PREFILL_DECODE)
         check_division(args, Role.ENCODE)

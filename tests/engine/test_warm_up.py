@@ -1,5 +1,6 @@
 """After an instance has registered, no request pays for what is set up once: for each role that generates."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,11 @@ def compiled_files(system: System) -> list[Path]:
 
 def loaded_libraries(process: psutil.Process) -> set[str]:
     """Native code in the memory of a service and its engine."""
-    maps = (each.memory_maps() for each in (process, *process.children(recursive=True)))
-    return {entry.path for of_one in maps for entry in of_one if ".so" in entry.path}
+    found: set[str] = set()
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a helper that has ended meanwhile
+            found |= {entry.path for entry in each.memory_maps() if ".so" in entry.path}
+    return found
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "encode-prefill-decode"])

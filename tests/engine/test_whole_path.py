@@ -206,7 +206,6 @@ def test_a_client_that_goes_away_leaves_nothing(system: System, strips: ModuleTy
     assert system.ask("hello").text
 
 
-GOOD_PNG_URL = "data:image/png;base64,iVBORw0KGgo="
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "unknown model": ({"model": "nobody"}, 404, "model"),
     "no messages": ({"messages": []}, 400, "messages"),

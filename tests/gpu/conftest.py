@@ -21,7 +21,7 @@ SOURCES = [
     str(ROOT / part)
     for part in ("libs/common/src", "libs/vllm_connector/src", "services/cache_store/src", "benchmarks")
 ]
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path(os.environ.get("TRIPTYCH_TEST_SHARED_MEMORY", "/dev/shm"))  # the region lies there
 
 sys.path[:0] = [path for path in SOURCES if path not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*SOURCES, os.environ.get("PYTHONPATH")]))
@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*SOURCES, os.environ.ge
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.gpu)
 
 

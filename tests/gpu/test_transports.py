@@ -19,7 +19,7 @@ if (reason := why_no_gpu()) is not None:
 import torch
 
 from tests.support.cuda.gpu_producer import SLEEP_CYCLES, Order, pattern
-from triptych_cache_store.testing import PushLog, StoreProcess
+from tests.support.stores import PushLog, StoreProcess
 from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver

@@ -21,7 +21,7 @@ TEST = """
 import multiprocessing, os, signal, sys, tempfile
 from pathlib import Path
 from tests.conftest import EmbeddedRedis
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 
 def test_it():
     EmbeddedRedis().start()

@@ -7,6 +7,7 @@ hostile/          images, options and files of a careless or hostile caller
 gateway/          a real gateway between a fake encoder and a fake prefill_decode
 encoder/          an encoder's jobs around a fake engine and a fake store
 vllm_connector/   the connector's consumer, schedulers and workers in a test's hands
+stores            a cache_store as a child process, its core alone, a log of pushes
 fabric/           stores with a fabric agent each, and the gateway that orders transfers
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here

@@ -19,6 +19,7 @@ from triptych_common.coordination.single_flight import (
     ClaimMode,
     ClaimResult,
     FlightClaim,
+    JobOffer,
     StartResult,
 )
 from triptych_common.domain.transitions import check_transition
@@ -185,15 +186,20 @@ class FlightModel:
         stores: Sequence[str] = (DEFAULT_STORE,),
         has_encoders: bool = True,
         with_backlog: bool = False,
+        offer: JobOffer | None = None,
     ) -> FlightClaim:
         streams = {each: self._names.encode_jobs(namespace_digest, each) for each in stores}
         flight = self.find(mm_hash)
         is_stranded = has_encoders and flight is not None and flight.stream not in ("", *streams.values())
         claim = self._claim(mm_hash, requesters, mode, job_id, attempt, max_attempts, ttl_s, is_stranded)
-        if claim.result is not ClaimResult.OWNER or not with_backlog:
+        if claim.result is not ClaimResult.OWNER:
             return claim
-        found = {each: Backlog(self._jobs.num_entries(stream), 0.0) for each, stream in streams.items()}
-        return replace(claim, backlogs=found)
+        if with_backlog:
+            found = {each: Backlog(self._jobs.num_entries(stream), 0.0) for each, stream in streams.items()}
+            claim = replace(claim, backlogs=found)
+        if offer is None or (claim.job_id, claim.attempt) != (job_id, attempt):
+            return claim
+        return replace(claim, entry_id=await self.publish_job(offer) or "")
 
     def _claim(
         self,
@@ -261,28 +267,24 @@ class FlightModel:
     def _live_for(self, flight: Flight, ttl_s: float) -> None:
         flight.expires_at = max(flight.expires_at, self._now() + ttl_s)
 
-    async def publish_job(
-        self,
-        job: EncodeJob,
-        *,
-        store: str = DEFAULT_STORE,
-        spare_after_ms: int | None = None,
-        traceparent: str | None = None,
-        remaining_ms: int | None = None,
-        blob: bytes | None = None,
-    ) -> str | None:
+    async def publish_job(self, offer: JobOffer) -> str | None:
+        job = offer.job
         flight = self.find(job.mm_hash)
         if flight is None or flight.job_id != job.job_id:
             return None
         if flight.state is not FlightState.CLAIMED:
             return flight.entry_id or None
         flight.become(FlightState.QUEUED)
-        flight.stream = self._names.encode_jobs(job.namespace_digest, store)
-        flight.entry_id = self._jobs.append(job, flight.stream, remaining_ms=remaining_ms, blob=blob)
+        flight.stream = self._names.encode_jobs(job.namespace_digest, offer.store)
+        flight.entry_id = self._jobs.append(
+            job, flight.stream, remaining_ms=offer.remaining_ms, blob=offer.blob
+        )
         flight.num_sent += 1
         return flight.entry_id
 
-    async def leave_flight(self, mm_hash: str, keys: Iterable[RequesterKey]) -> bool:
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
         flight = self.find(mm_hash)
         if flight is None:
             return False
@@ -308,6 +310,7 @@ class FlightModel:
         lease_s: float,
         ttl_s: float,
         stream: str | None = None,
+        metadata: EncoderCacheMetadata | None = None,
     ) -> tuple[StartResult, tuple[Requester, ...]]:
         stream = stream or self._names.encode_jobs(job.namespace_digest)
         flight = self.find(job.mm_hash)
@@ -332,10 +335,20 @@ class FlightModel:
             return StartResult.UNWANTED, ()
         self._run(flight, entry_id, stream, encoder, lease_s)
         self._live_for(flight, max(ttl_s, lease_s))
+        if metadata is not None:
+            flight.metadata = metadata.model_copy(update={"requesters": ()})
         return StartResult.STARTED, flight.waiting()
 
     async def renew_job(
-        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float, stream: str
+        self,
+        mm_hash: str,
+        job_id: str,
+        entry_id: str,
+        encoder: str,
+        *,
+        namespace_digest: str,
+        lease_s: float,
+        stream: str,
     ) -> bool:
         flight = self.find(mm_hash)
         if (
@@ -355,7 +368,9 @@ class FlightModel:
         flight.entry_id, flight.stream, flight.encoder = entry_id, stream, encoder
         flight.until = self._now() + lease_s
 
-    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+    async def announce_metadata(
+        self, metadata: EncoderCacheMetadata, *, namespace_digest: str
+    ) -> tuple[Requester, ...] | None:
         flight = self.find(metadata.mm_hash)
         if flight is None or flight.job_id != metadata.job_id:
             return None
@@ -363,11 +378,14 @@ class FlightModel:
         return flight.waiting()
 
     async def finish_flight(
-        self, mm_hash: str, job_id: str, served: Iterable[RequesterKey]
+        self, metadata: EncoderCacheMetadata, served: Iterable[RequesterKey], *, namespace_digest: str
     ) -> tuple[bool, tuple[Requester, ...] | None]:
+        mm_hash = metadata.mm_hash
         flight = self.find(mm_hash)
-        if flight is None or flight.job_id != job_id:
+        if flight is None or flight.job_id != metadata.job_id:
             return True, None
+        if flight.metadata is not None:
+            flight.metadata = metadata.model_copy(update={"requesters": ()})
         is_finished = flight.requesters.keys() <= set(served)
         if is_finished and not flight.requesters:
             del self.flights[mm_hash]
@@ -378,7 +396,7 @@ class FlightModel:
         return is_finished, flight.waiting()
 
     async def fail_flight(
-        self, failure: EncodeFailed, *, by_owner: bool = True
+        self, failure: EncodeFailed, *, namespace_digest: str, by_owner: bool = True
     ) -> tuple[Requester, ...] | None:
         flight = self.find(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -134,10 +135,9 @@ def _unix_s(text: str) -> float:
 def running_prometheus(targets: Mapping[str, Sequence[str]]) -> Iterator[PrometheusServer]:
     """Gone at the end, with all that it has stored."""
     require_binaries()
-    with tempfile.TemporaryDirectory(prefix="triptych-prometheus-") as name:
-        server = PrometheusServer(Path(name), targets)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="triptych-prometheus-") as name,
+        closing(PrometheusServer(Path(name), targets)) as server,
+    ):
+        server.start()
+        yield server

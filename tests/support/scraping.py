@@ -1,6 +1,7 @@
 """Scrapes of Prometheus' text, parsed by its own client."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
 
@@ -47,13 +48,10 @@ class Scrape:
 
 def scrape(port: int, host: str = "127.0.0.1") -> Scrape:
     """`GET /metrics`. Blocks."""
-    connection = HTTPConnection(host, port, timeout=10)
-    try:
+    with closing(HTTPConnection(host, port, timeout=10)) as connection:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
         text = response.read().decode()
         assert response.status == 200, text
         assert response.headers["Content-Type"].startswith("text/plain"), response.headers
-    finally:
-        connection.close()
     return Scrape.of(text)

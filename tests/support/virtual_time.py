@@ -34,7 +34,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-def virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Run an async test on virtual time. `time.monotonic` stays real."""
 
     @functools.wraps(test)

@@ -39,8 +39,7 @@ NUM_MEASURED, NUM_ELSEWHERE = 7, 3
 NEW = Counter(
     {
         "gateway HGET entries": 1, "gateway HGET sizes": 1,
-        "gateway claim_flight": 1, "gateway publish_job": 1,
-        "encoder start_job": 1, "encoder announce_metadata": 1, "encoder XADD metadata": 1,
+        "gateway claim_flight": 1, "encoder start_job": 1, "encoder XADD metadata": 1,
         "gateway XADD transfers": 1,
     }
 )  # fmt: skip
@@ -51,7 +50,7 @@ AFTER_NEW = Counter(
         "gateway set_sizes": 1, "gateway leave_flight": 1, "gateway add_place": 2,
         "prefill_decode XADD preallocations": 1, "prefill_decode XADD encode-results": 1,
         "prefill_decode XADD acks": 1,
-        "encoder announce_metadata": 1, "encoder XADD encode-results": 1, "encoder finish_flight": 1,
+        "encoder XADD encode-results": 1, "encoder finish_flight": 1,
         "encoder XDEL encode-jobs": 1,
         "fabric XADD encode-results": 1,
     }

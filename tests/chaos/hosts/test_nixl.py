@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fabric.agent_process import write_fabric_key
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway
 from tests.support.fabric.transports import HAS_NIXL, UCX_BETWEEN_HOSTS, transports_option
 from tests.support.hosts.control_redis import ControlRedis, control_redis
 from tests.support.hosts.namespaces import require_namespaces
 from tests.support.hosts.network import Network
-from triptych_cache_store.testing import write_fabric_key
 from triptych_common.protocol.messages import FabricTransport
 
 pytestmark = [
@@ -132,7 +132,7 @@ async def test_nixl_that_gets_stuck_in_the_middle(
     of_agents = ("!", "--dport", str(PORT), "-j", "DROP")
     far.run("iptables", "-A", "INPUT", "-s", near, "-p", "tcp", *of_agents)
     assert completed(await asyncio.wait_for(result, LIMIT_S)).transport is FabricTransport.TCP
-    assert "NIXL wrote nothing" in source.agent.log()
+    assert "NIXL moved nothing" in source.agent.log()
     assert (await asyncio.to_thread(target.pushes.wait_next, LIMIT_S)).kind == "writer_lost"
     assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA
     source.wait_no_leftovers()

@@ -29,10 +29,8 @@ def test_another_adapter_waits_for_the_slot_of_a_stalled_request(make: Make) -> 
     engine.add("r1", adapter=DUTCH, max_tokens=20)
     assert engine.run() <= 2, "the engine steps while nothing can run"
     assert engine.tokens["r1"] == []
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert (engine.tokens["r0"], engine.tokens["r1"]) == (DONE, [RIGHT] * 20)
-    engine.check_idle()
 
 
 @pytest.mark.parametrize(("adapter", "max_loras"), [(DUTCH, 2), (FRENCH, 1), (0, 1)])
@@ -41,10 +39,8 @@ def test_others_do_not_wait_for_it(make: Make, adapter: int, max_loras: int) -> 
     engine.add("r1", adapter=adapter)
     engine.run()
     assert engine.tokens["r1"] == DONE
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r0"] == DONE
-    engine.check_idle()
 
 
 def test_an_adapter_that_runs_besides_takes_one_slot(make: Make) -> None:
@@ -56,10 +52,8 @@ def test_an_adapter_that_runs_besides_takes_one_slot(make: Make) -> None:
     engine.add("r2", adapter=DUTCH)
     engine.until(lambda: engine.tokens["r2"] == DONE)
     assert "r0" not in engine.ended
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r1"] == DONE
-    engine.check_idle()
 
 
 def test_the_slot_of_aborted_requests_is_free(make: Make) -> None:
@@ -73,22 +67,18 @@ def test_the_slot_of_aborted_requests_is_free(make: Make) -> None:
     engine.abort("r2")
     engine.run()
     assert engine.tokens["r1"] == DONE
-    engine.check_idle()
 
 
 def test_a_request_without_a_slot_ends_when_its_time_is_up(make: Make) -> None:
     engine = stalled(make, max_loras=1)
     overdue = engine.add("r1", B, text=20, adapter=DUTCH)
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert "r1" not in engine.ended
     engine.consumer.fail_overdue(overdue)
     engine.run()
     assert "r1" in engine.ended
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r0"] == DONE
-    engine.check_idle()
 
 
 def test_what_runs_goes_on_while_the_queue_is_paused(make: Make) -> None:
@@ -100,7 +90,5 @@ def test_what_runs_goes_on_while_the_queue_is_paused(make: Make) -> None:
     engine.run()
     assert len(engine.tokens["r1"]) == 5
     engine.scheduler.set_pause_state(PauseState.UNPAUSED)
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert (engine.tokens["r0"], engine.tokens["r2"]) == (DONE, DONE)
-    engine.check_idle()

@@ -27,13 +27,10 @@ def test_seats_of_incomplete_requests_are_bounded(make: Make) -> None:
         engine.add(f"r{index}", item, text=20)
     engine.run()
     assert engine.computed() == {"r0": 20, "r1": 20}
-    engine.comes(C)  # the third begins with all it needs
-    engine.run()
+    engine.run(C)  # the third begins with all it needs
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.comes(A)
     engine.comes(B)
-    engine.run()
-    engine.check_idle()
 
 
 def test_with_one_seat_nothing_begins_in_part(make: Make) -> None:
@@ -44,8 +41,6 @@ def test_with_one_seat_nothing_begins_in_part(make: Make) -> None:
     engine.run()
     assert engine.tokens["r1"] == [RIGHT, RIGHT]
     engine.comes(A)
-    engine.run()
-    engine.check_idle()
 
 
 def test_blocks_of_incomplete_requests_are_bounded_but_for_a_single_one(make: Make) -> None:
@@ -54,12 +49,9 @@ def test_blocks_of_incomplete_requests_are_bounded_but_for_a_single_one(make: Ma
     engine.add("r1", B, text=1)
     engine.run()
     assert engine.computed() == {"r0": 3 * BLOCK_SIZE}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens["r1"] == [RIGHT, RIGHT]
     engine.comes(A)
-    engine.run()
-    engine.check_idle()
 
 
 # ---- giving way ------------------------------------------------------------------------------------
@@ -73,10 +65,8 @@ def test_a_stalled_request_gives_way_to_one_that_can_run(make: Make) -> None:
     assert engine.scheduler.requests["r0"].num_preemptions == 1
     engine.run()
     assert engine.computed() == {}  # it begins whole the next time
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r0"] == [RIGHT, RIGHT]
-    engine.check_idle()
 
 
 def test_it_does_not_give_way_where_that_helps_nobody(make: Make) -> None:
@@ -93,8 +83,6 @@ def test_it_does_not_give_way_where_that_helps_nobody(make: Make) -> None:
     engine.run()
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.comes(A)
-    engine.run()
-    engine.check_idle()
 
 
 def test_a_prefix_that_both_share_is_no_help(make: Make) -> None:
@@ -112,8 +100,6 @@ def test_a_prefix_that_both_share_is_no_help(make: Make) -> None:
     engine.run()
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.comes(A)
-    engine.run()
-    engine.check_idle()
 
 
 def test_a_seat_is_made_for_one_that_can_run(make: Make) -> None:
@@ -127,10 +113,8 @@ def test_a_seat_is_made_for_one_that_can_run(make: Make) -> None:
     assert "r1" not in engine.ended
     assert engine.scheduler.requests["r0"].num_preemptions == 1
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r0"] == [RIGHT, RIGHT]
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -144,10 +128,8 @@ def test_a_stalled_request_gives_way_before_any_that_runs(make: Make, policy: st
     engine.run()
     assert engine.tokens["r1"] == [RIGHT] * 3 * BLOCK_SIZE
     assert first.num_preemptions == 1
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r0"] == [RIGHT, RIGHT]
-    engine.check_idle()
 
 
 # ---- ends ------------------------------------------------------------------------------------------
@@ -157,7 +139,6 @@ def test_a_stalled_request_ends_when_its_time_is_up(engine: ParkingEngine) -> No
     engine.clock.now_s += OVERDUE_S
     engine.run()
     assert engine.ended == {"r1": "error"}
-    engine.check_idle()
 
 
 def test_time_that_is_up_while_it_computes_in_front_of_a_missing_item_ends_it(engine: ParkingEngine) -> None:
@@ -167,7 +148,6 @@ def test_time_that_is_up_while_it_computes_in_front_of_a_missing_item_ends_it(en
     engine.clock.now_s += OVERDUE_S
     engine.run()
     assert engine.ended == {"r1": "error"}
-    engine.check_idle()
 
 
 def test_a_wait_ends_when_its_request_is_preempted(
@@ -187,7 +167,6 @@ def test_a_wait_ends_when_its_request_is_preempted(
     engine.answer_pins()
     engine.run()
     assert [name for name, _ in spans].count("prefill.wait") == 2
-    engine.check_idle()
 
 
 def test_a_session_that_waits_for_input_stops_no_step(engine: ParkingEngine) -> None:
@@ -195,14 +174,12 @@ def test_a_session_that_waits_for_input_stops_no_step(engine: ParkingEngine) -> 
     session = engine.add("r1", A, text=20, max_tokens=1)
     session.resumable = True
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r1"] == [RIGHT]
     engine.add("r2")
     engine.run()
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.abort("r1")
-    engine.check_idle()
 
 
 def test_who_gave_way_has_no_more_time_than_before(make: Make) -> None:
@@ -214,15 +191,13 @@ def test_who_gave_way_has_no_more_time_than_before(make: Make) -> None:
     engine.clock.now_s += OVERDUE_S
     engine.run()
     assert engine.ended["r0"] == "error"
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("leaves", ["abort", "preempt", "reset"])
 def test_a_stalled_request_leaves_nothing(engine: ParkingEngine, leaves: str) -> None:
     request = engine.add("r1", A, B, text=20)
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     if leaves == "abort":
         engine.abort("r1")
     elif leaves == "preempt":
@@ -235,7 +210,6 @@ def test_a_stalled_request_leaves_nothing(engine: ParkingEngine, leaves: str) ->
     engine.answer_pins()
     engine.run()
     assert engine.tokens["r1"] == ([] if leaves == "abort" else [RIGHT, RIGHT])
-    engine.check_idle()
 
 
 def test_a_lost_load_of_a_stalled_request_ends_it_alone(engine: ParkingEngine) -> None:
@@ -243,10 +217,7 @@ def test_a_lost_load_of_a_stalled_request_ends_it_alone(engine: ParkingEngine) -
     engine.add("r1", A, B, text=20)
     engine.add("r2", B, text=20)
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.ended == {"r1": "error"}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [], "r2": [RIGHT, RIGHT]}
-    engine.check_idle()

@@ -26,14 +26,11 @@ def test_a_prompt_runs_from_item_to_item(engine: ParkingEngine) -> None:
     assert engine.run() == 1
     assert engine.computed() == {"r1": 3}
     assert engine.run() == 0  # stalled
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.computed() == {"r1": 10}
     assert engine.run() == 0
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("text", [1, STEP_TOKENS - 1, STEP_TOKENS, STEP_TOKENS + 1, 3 * STEP_TOKENS])
@@ -41,10 +38,8 @@ def test_text_of_any_length_is_computed_before_its_image(engine: ParkingEngine, 
     engine.add("r1", A, text=text)
     assert engine.run() == -(-text // STEP_TOKENS)
     assert engine.computed() == {"r1": text}
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_an_image_at_the_very_beginning_is_waited_for_in_the_parking(engine: ParkingEngine) -> None:
@@ -53,10 +48,8 @@ def test_an_image_at_the_very_beginning_is_waited_for_in_the_parking(engine: Par
     assert engine.computed() == {}
     engine.comes(B)
     assert engine.run() == 0
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_a_later_item_wakes_nobody(engine: ParkingEngine) -> None:
@@ -66,34 +59,26 @@ def test_a_later_item_wakes_nobody(engine: ParkingEngine) -> None:
     assert engine.run() == 0
     engine.comes(B)
     assert engine.run() == 0
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_the_same_image_twice_is_one_item(engine: ParkingEngine) -> None:
     engine.add("r1", A, B, A, text=2, rows=(4, 4, 4))
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.computed() == {"r1": 8}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_an_image_larger_than_a_step_is_computed_in_parts(engine: ParkingEngine) -> None:
     engine.add("r1", A, B, text=2, rows=(3 * STEP_TOKENS, 4))
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.computed() == {"r1": 4 + 3 * STEP_TOKENS}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_few_tokens_are_no_reason_for_a_step(make: Make) -> None:
@@ -101,13 +86,10 @@ def test_few_tokens_are_no_reason_for_a_step(make: Make) -> None:
     engine.add("r1", A, B, text=5)
     engine.run()
     assert engine.computed() == {}
-    engine.comes(A)  # 5 of text, 4 of A, 5 of text
-    engine.run()
+    engine.run(A)  # 5 of text, 4 of A, 5 of text
     assert engine.computed() == {"r1": 14}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_a_short_text_waits_for_its_item_on_an_idle_engine_too(make: Make) -> None:
@@ -117,10 +99,8 @@ def test_a_short_text_waits_for_its_item_on_an_idle_engine_too(make: Make) -> No
     engine.inbox.post_event(PinReply(A, watching(A)))
     assert engine.run() == 0
     assert engine.computed() == {}
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_a_text_that_is_computed_early_is_cached_for_others(engine: ParkingEngine) -> None:
@@ -131,13 +111,10 @@ def test_a_text_that_is_computed_early_is_cached_for_others(engine: ParkingEngin
     assert engine.scheduler.requests["r2"].prefill_stats.num_local_cached_tokens == 2 * BLOCK_SIZE or (
         engine.computed()["r1"] == 2 * BLOCK_SIZE
     )
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.tokens["r1"] == [RIGHT, RIGHT]
-    engine.check_idle()
 
 
 def test_a_request_larger_than_the_budget_goes_from_item_to_item(make: Make) -> None:
@@ -145,16 +122,12 @@ def test_a_request_larger_than_the_budget_goes_from_item_to_item(make: Make) -> 
     engine.add("r1", A, B, C, text=2, rows=(4, 4, 4))
     engine.run()
     assert engine.computed() == {"r1": 2}
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.computed() == {"r1": 8}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.computed() == {"r1": 14}
-    engine.comes(C)
-    engine.run()
+    engine.run(C)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_an_encoder_cache_that_is_emptied_holds_up_no_item(make: Make) -> None:
@@ -163,26 +136,21 @@ def test_an_encoder_cache_that_is_emptied_holds_up_no_item(make: Make) -> None:
     engine.add("r1", A, B)
     engine.run()
     engine.worker.when_loading[A] = engine.reset_encoder_cache
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     for _ in range(3):
         engine.answer_pins()
         engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 def test_off_nothing_runs_before_all_is_here(make: Make) -> None:
     engine = make(overlap=False)
     engine.add("r1", A, B, text=20)
     engine.run()
-    engine.comes(A)
-    engine.run()
+    engine.run(A)
     assert engine.computed() == {}
-    engine.comes(B)
-    engine.run()
+    engine.run(B)
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
 
 
 # ---- what waiting costs ----------------------------------------------------------------------------
@@ -195,8 +163,6 @@ def test_views_of_computed_items_are_dropped_before_the_engine_sleeps(engine: Pa
     assert engine.worker.views == {}
     assert engine.run() == 0
     engine.comes(B)
-    engine.run()
-    engine.check_idle()
 
 
 def test_others_run_beside_a_stalled_request_which_is_not_asked_for_anew(engine: ParkingEngine) -> None:
@@ -216,8 +182,6 @@ def test_others_run_beside_a_stalled_request_which_is_not_asked_for_anew(engine:
     assert num_asked == 0
     assert engine.tokens["r2"] == [RIGHT] * 20
     engine.comes(A)
-    engine.run()
-    engine.check_idle()
 
 
 def test_a_stalled_request_stands_behind_those_that_run(engine: ParkingEngine) -> None:
@@ -232,5 +196,3 @@ def test_a_stalled_request_stands_behind_those_that_run(engine: ParkingEngine) -
     engine.turn()
     if "r1" in engine.computed():
         assert list(engine.computed()) == ["r1", "r2"]  # its prompt is done: it came first
-    engine.run()
-    engine.check_idle()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from triptych_cache_store.testing import PushLog, StoreProcess
+from tests.support.stores import PushLog, StoreProcess
 from triptych_common.protocol.store import (
     EntrySealed,
     PinOrWatch,

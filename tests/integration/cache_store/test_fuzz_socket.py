@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import (
     MAX_FRAME_BYTES,
     Evict,

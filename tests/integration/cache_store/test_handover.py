@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from triptych_cache_store.testing import PushLog, StoreProcess
+from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import (
     ItemTooLargeError,
     NotOwnerError,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import Reserve, Reserved, Seal, Verified, Verify
 from triptych_common.region.tensor_view import tensor_spec
 

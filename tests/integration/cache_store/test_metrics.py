@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.stores import PushLog, StoreProcess
 from tests.support.waiting import free_port, wait_until
-from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_cli.commands.store import metric_rows
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import (

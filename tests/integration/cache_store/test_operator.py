@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_cli.supervisor.state import SystemStatus, write_status
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.region import RegionMapping

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych_cache_store.testing import PushLog, StoreProcess
+from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import (
     AlreadySealed,

@@ -1,14 +1,10 @@
 """Many entries, many clients: everything is found and accounted for. Times: benchmarks/store_latency.py."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import (
     Evict,
     Pinned,
@@ -25,7 +21,6 @@ from triptych_common.protocol.store import (
 NUM_ENTRIES = 20_000
 NUM_CLIENTS = 32
 SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "store_latency.py"
 
 
 @pytest.mark.slow
@@ -62,25 +57,3 @@ def test_everything_is_found_and_accounted_for(make_daemon: Callable[..., StoreP
     sessions[0].request(Evict(seq=0), timeout_s=60)
     stats = daemon.stats()
     assert (stats.num_entries, stats.free_num_bytes) == (0, stats.region_num_bytes)
-
-
-def test_the_benchmark_runs(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        str(BENCHMARK),
-        "--entries=500",
-        "--clients=4",
-        "--cycles=20",
-        f"--json={report}",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
-    costs = json.loads(report.read_text())["costs"]
-    assert [(each["num_entries"], each["num_clients"]) for each in costs] == [
-        (0, 1),
-        (500, 1),
-        (500, 4),
-        (500, 4),
-    ]
-    assert all(each["ratio"] > 0 for each in costs)

@@ -7,27 +7,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
+from tests.support.stores import StoreProcess
 from tests.support.waiting import free_port, until, wait_until
 from triptych_cache_store import scrape_relay
 from triptych_cache_store.scrape_relay import ScrapeRelay
-from triptych_cache_store.testing import StoreProcess
 
 START_LIMIT_S = 60.0
 
 
 def ask(port: int, target: str = "/metrics", method: str = "GET") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
         connection.request(method, target)
         response = connection.getresponse()
         return response.status, response.read().decode()
-    finally:
-        connection.close()
 
 
 def listens(port: int) -> bool:

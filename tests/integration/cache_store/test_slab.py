@@ -7,24 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.vllm_connector.fake_store_worker import worker_config
 from tests.support.waiting import until, until_async
 from triptych_cache_store import service
 from triptych_cache_store.settings import StoreSettings
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, StoreFullError, StoreUnavailableError
 from triptych_common.protocol.messages import Transport
+from triptych_common.protocol.store import SHM, Entries, Lookup, Reserve, Reserved, TensorSpec
 from triptych_common.region import RegionMapping
-from triptych_common.region.cuda.slab import DeviceSlab
+from triptych_common.region.cuda.driver import CudaError
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
 from triptych_vllm_connector.host import slab_watch
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch, TransportError
 from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab, probe_in_engine
+from triptych_vllm_connector.worker import transports
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
+from triptych_vllm_connector.worker.loading import LoadingWorker
 
 LIMIT_S = 60.0
-SLAB_BYTES = 1 << 20
+SLAB_BYTES = 2 << 20
 EVERYTHING = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
 
 
@@ -36,15 +41,14 @@ class Machine:
         self.settings = StoreSettings(
             run_dir=run_dir, region_bytes=8 << 20, keep_region=True, slab_bytes=SLAB_BYTES
         )
-        self.slab_bytes = SLAB_BYTES
         self._owner: FakeDriver | None = None
         self._stop: StopSignal | None = None
         self._task: asyncio.Task[None] | None = None
-        monkeypatch.setattr(service, "open_slab", self._open_slab)
+        monkeypatch.setattr(service, "load_driver", self._load_driver)
 
-    def _open_slab(self, settings: StoreSettings) -> DeviceSlab | None:
+    def _load_driver(self, device: int) -> FakeDriver:
         self._owner = FakeDriver(self.gpu)
-        return DeviceSlab(self._owner, self.slab_bytes) if self.slab_bytes else None
+        return self._owner
 
     async def start(self) -> None:
         self._stop = StopSignal()
@@ -163,6 +167,40 @@ async def test_a_store_that_ends_frees_nothing_that_is_mapped(machine: Machine) 
     assert machine.gpu.num_bytes_held == 0
 
 
+@pytest.mark.parametrize("kind", ["slab", "region"])
+async def test_blocks_of_a_dead_writer_come_back_after_a_while(
+    machine: Machine, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, memory, num_bytes = machine.settings.store_socket, f"cuda:{UUID}", SLAB_BYTES
+    if kind == "region":  # of a machine with a GPU, where no slab was wanted
+        monkeypatch.setattr(service, "NVIDIA_CONTROL", tmp_path)
+        memory, num_bytes = SHM, 6 << 20
+        await machine.stop()
+        machine.settings = machine.settings.model_copy(update={"slab_bytes": 0})
+        await machine.start()
+    spec = TensorSpec(shape=(num_bytes // 2, 1), dtype="float16", num_bytes=num_bytes)
+    async with await AsyncStoreSession.connect(path, "encoder-1/worker-0") as other:
+        async with await AsyncStoreSession.connect(path, "encoder-0/worker-0") as writer:
+            first = Reserve(seq=0, mm_hash="a" * 64, spec=spec, memory=memory, may_use_reserve=True)
+            await writer.request(first)
+        again = first.model_copy(update={"mm_hash": "b" * 64})
+
+        async def has_ended() -> bool:
+            reply = await other.request(Lookup(seq=0, mm_hashes=("a" * 64,)))
+            return isinstance(reply, Entries) and reply.entries[0].state == "absent"
+
+        async def is_reserved() -> bool:
+            try:
+                return isinstance(await other.request(again), Reserved)
+            except StoreFullError:
+                return False
+
+        await until_async(has_ended)
+        with pytest.raises(StoreFullError):
+            await other.request(again)
+        await until_async(is_reserved)
+
+
 async def test_cuda_ipc_is_announced_after_it_was_tried(machine: Machine) -> None:
     async with worker_of(machine) as worker, watch_of(machine, worker.ask) as watch:
         assert worker.driver.num_opens == 1
@@ -264,7 +302,7 @@ async def test_a_worker_that_comes_back_later_is_waited_for(machine: Machine) ->
 async def test_a_store_that_comes_back_without_device_memory_is_no_failure(machine: Machine) -> None:
     async with worker_of(machine) as worker, watch_of(machine, worker.ask) as watch, running(watch) as record:
         await machine.stop()
-        machine.slab_bytes = 0
+        machine.settings = machine.settings.model_copy(update={"slab_bytes": 0})
         await machine.start()
         fields = await record.next()
         assert fields["transports"] == (Transport.PINNED_SHM, Transport.REDIS)
@@ -305,6 +343,102 @@ async def test_a_session_that_is_over_ends_the_watch(machine: Machine) -> None:
         fields = await record.next()
         assert Transport.CUDA_IPC not in fields["transports"]
         assert "has ended" in fields["slab_failure"]
+
+
+class TestMemoryForOneSlab:
+    """A GPU with memory for one slab: the next store's has room when the workers have left the last one's."""
+
+    @pytest.fixture
+    async def gpu_worker(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> AsyncIterator[LoadingWorker]:
+        """A worker as an engine has it, which does nothing while the store is away."""
+        machine.gpu.capacity = SLAB_BYTES
+        driver = FakeDriver(machine.gpu)
+        monkeypatch.setattr(transports, "load_driver", lambda index: driver)
+        monkeypatch.setattr(transports, "TorchDevice", lambda index: FakeDevice(driver))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        config = worker_config(tmp_path).model_copy(update={"store_socket": machine.settings.store_socket})
+        worker = await asyncio.to_thread(LoadingWorker, config, 0, "fake")  # the store is in this thread
+        yield worker
+        await asyncio.to_thread(worker.close)
+
+    async def test_workers_leave_the_slab_of_a_store_that_has_crashed(
+        self, machine: Machine, gpu_worker: LoadingWorker
+    ) -> None:
+        assert gpu_worker.probe_slab().failure is None
+        await machine.stop()
+        await until(lambda: machine.gpu.num_bytes_held == 0)
+        await machine.start()
+        await until(lambda: gpu_worker.probe_slab().failure is None)
+
+    async def test_the_store_waits_for_memory_that_a_view_holds(
+        self, machine: Machine, gpu_worker: LoadingWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "SLAB_RETRY_S", 0.01)
+        assert gpu_worker.probe_slab().failure is None
+        gpu_slab = gpu_worker._transports._gpu
+        assert gpu_slab is not None
+        held = gpu_slab.slab()
+        held.acquire(0, 1)
+        await machine.stop()
+        starting = asyncio.create_task(machine.start())
+        await until(lambda: machine.gpu.num_refused > 0)
+        assert machine.gpu.num_bytes_held == SLAB_BYTES, "a view stays valid"
+        held.release()
+        await starting
+        await until(lambda: gpu_worker.probe_slab().failure is None)
+
+    async def test_a_store_that_gets_no_memory_runs_without(
+        self, machine: Machine, gpu_worker: LoadingWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "SLAB_TIMEOUT_S", 0.0)
+        machine.gpu.capacity = 0
+        await machine.stop()
+        await machine.start()
+        async with await AsyncStoreSession.connect(machine.settings.store_socket, "a") as session:
+            assert session.welcome.slab is None
+
+    async def test_a_store_that_is_only_out_of_reach_keeps_its_slab(
+        self, machine: Machine, gpu_worker: LoadingWorker
+    ) -> None:
+        assert gpu_worker.probe_slab().failure is None
+        gpu_slab = gpu_worker._transports._gpu
+        assert gpu_slab is not None
+        slab = gpu_slab.slab()
+        gpu_worker._on_outage(StoreUnavailableError("set to fail"))
+        with pytest.raises(CudaError, match="away"):
+            slab.acquire(0, 1)
+        gpu_worker._on_reconnect(gpu_worker._session.welcome)
+        slab.acquire(0, 1)
+        slab.release()
+        assert gpu_slab.slab() is slab
+
+
+async def test_a_slab_is_a_whole_number_of_cudas_own_units(machine: Machine) -> None:
+    """The handle of less would open what others have beside it."""
+    await machine.stop()
+    machine.settings = machine.settings.model_copy(update={"slab_bytes": SLAB_BYTES + 4096})
+    await machine.start()
+    async with await AsyncStoreSession.connect(machine.settings.store_socket, "a") as session:
+        assert session.welcome.slab is not None
+        assert session.welcome.slab.num_bytes == 2 * SLAB_BYTES
+
+
+async def test_the_region_lies_beside_the_slabs_gpu(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel is asked for the GPU's node, and refuses one that this machine does not have."""
+    for node in ("node0", "node1000"):
+        (tmp_path / "devices/system/node" / node).mkdir(parents=True)
+    gpu = tmp_path / "bus/pci/devices" / FakeDriver(machine.gpu).pci_bus_id().lower()
+    gpu.mkdir(parents=True)
+    (gpu / "numa_node").write_text("1000\n")
+    monkeypatch.setattr(service, "SYSFS", tmp_path)
+    await machine.stop()
+    await machine.start()
+    (asked,) = (each for each in caplog.records if each.getMessage() == "region not put beside the GPU")
+    assert vars(asked)["triptych_fields"]["node"] == 1000
 
 
 async def test_without_a_gpu_no_engine_maps_a_slab(machine: Machine) -> None:

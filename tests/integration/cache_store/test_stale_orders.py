@@ -1,13 +1,14 @@
 """An order to write whose reservation is gone: its place is another item's by now, which stays as it is."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import Cancel, Done, Reserve, Reserved, Seal
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.transports import PinnedWriter, RegisteredRegion
@@ -105,8 +106,7 @@ def test_the_worker_cancels_and_goes_on(daemon: StoreProcess, tmp_path: Path) ->
         store_socket=daemon.socket,
         namespace_digest="0" * 64,
     )
-    worker = WritingWorker(config, 0)
-    try:
+    with closing(WritingWorker(config, 0)) as worker:
         stale = order_for(host, A, OLD, "e-0/worker-0")
         host.request(Cancel(seq=0, reservation_id=stale.reservation_id, is_unwritten=True))
         order = order_for(host, B, NEW, "e-0/worker-0")
@@ -115,6 +115,4 @@ def test_the_worker_cancels_and_goes_on(daemon: StoreProcess, tmp_path: Path) ->
         mapping = mapping_of(host)
         assert bytes_at(mapping, order) == NEW.numpy().tobytes()
         assert worker.num_transferred == 1
-    finally:
-        worker.close()
     assert daemon.stats().num_pins == 0

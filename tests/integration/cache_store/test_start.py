@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.stores import StoreProcess
 from triptych_cache_store.persistence.region_file import RegionFile
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.region.layout import RegionLayout
 
 MIB = 1 << 20

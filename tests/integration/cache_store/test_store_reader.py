@@ -4,8 +4,8 @@ import asyncio
 import signal
 from pathlib import Path
 
-from triptych_cache_store.testing import StoreProcess
-from triptych_gateway.ui.store_reader import StoreReader
+from tests.support.stores import StoreProcess
+from triptych_gateway.ui.system_view import StoreReader
 
 
 async def test_the_store_is_read_while_somebody_looks(daemon: StoreProcess) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import (
     Descriptor,
     EntryFault,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from tests.integration.cache_store.conftest import make_daemon, run_dir
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_cli.commands.clients import list_entries
 from triptych_common.protocol.store import MAX_LISTED, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.store_session import AsyncStoreSession

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from triptych_cli.commands import clients, drain
-from triptych_cli.commands.hosts.mover import MoveResults
-from triptych_cli.commands.hosts.moves import Move
+from triptych_cli.commands.hosts.mover import Move, MoveResults
 from triptych_cli.supervisor.state import HostStatus
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
@@ -70,13 +70,13 @@ async def test_status_shows_what_is_registered(
 ) -> None:
     async with await AsyncBus.connect(redis_url, "default", client_name="test") as bus:
         for each in instances:
-            await Registry(bus).register(each)
+            await Registry(bus).register(each, ttl_s=600.0)
         done = await asyncio.to_thread(triptych, run_dir, "status", TRIPTYCH_REDIS_URL=redis_url)
         lag = await asyncio.to_thread(triptych, run_dir, "streams", "lag", TRIPTYCH_REDIS_URL=redis_url)
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     for each in instances:
         state = "draining" if each.draining else "ready"
-        assert rows[each.instance] == [each.role, state, "digits-vl", DIGEST[:12], each.url], done.stdout
+        assert rows[each.instance] == [each.role, state, "-", "digits-vl", DIGEST[:12], each.url], done.stdout
     assert done.returncode == exit_code, done.stderr
     assert lag.returncode == 0, lag.stderr
 

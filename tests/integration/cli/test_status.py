@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from triptych_cache_store.testing import StoreProcess
+from tests.support.message_samples import instance_record
+from tests.support.stores import StoreProcess
 from triptych_cli.supervisor.state import (
     LastEnd,
     ServiceState,
@@ -149,13 +150,7 @@ async def test_each_pair_with_its_transport(layout: RunLayout, redis_url: str) -
                 ("prefill_decode-0", Role.PREFILL_DECODE, REGION),
                 ("encoder-1", Role.ENCODE, (Transport.REDIS,)),
             ):
-                record = InstanceRecord(
-                    instance=instance,
-                    boot_id="b",
-                    role=role,
-                    namespace_digest="d" * 64,
-                    transports=transports,
-                )
+                record = instance_record(instance, role, namespace_digest="d" * 64, transports=transports)
                 await stack.enter_async_context(Registry(bus).keep_registered(record))
             assert await shown(layout) == [
                 ["encoder-0", "prefill_decode-0", "pinned_shm", "0"],

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from triptych_cli.roles import Bounds
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor import service as service_module
 from triptych_cli.supervisor import supervisor as supervisor_module
+from triptych_cli.supervisor.autoscaler import ScalingRules
 from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import ChildProcess, session_members
 from triptych_cli.supervisor.readiness import Probe
@@ -64,11 +66,13 @@ def fake(name: str, *words: str, after: frozenset[str] = frozenset(), **changes:
 class Watched:
     """A supervisor whose every report is kept."""
 
-    def __init__(self, layout: RunLayout, *services: ServiceSpec) -> None:
+    def __init__(
+        self, layout: RunLayout, *services: ServiceSpec, bounds: Mapping[str, Bounds] | None = None
+    ) -> None:
         self.reports: list[SystemStatus] = []
         self._changed = asyncio.Event()
         self.supervisor = Supervisor(
-            Topology(services, "http://x/v1"),
+            Topology(services, "http://x/v1", bounds=bounds or {}),
             layout,
             OPTIONS,
             env=dict(os.environ),
@@ -116,6 +120,19 @@ async def test_services_start_when_what_they_need_is_ready_and_stop_the_other_wa
                 assert high.state is ServiceState.STOPPED
         assert all(not session_members(pid) for pid in pids)
     assert not layout.run_dir.exists()
+
+
+async def test_engines_of_one_gpu_start_one_behind_the_other(layout: RunLayout) -> None:
+    """Each measures its free memory; also after a fault that ended both."""
+    names = ("one", "other")
+    with run_directory(layout):
+        watched = Watched(layout, *(replace(fake(name), gpus=("0", "1")) for name in names))
+        async with watched.supervisor.running():
+            for name in names:
+                os.kill(watched.pid(name), signal.SIGKILL)
+            await watched.until(lambda s: all(e.num_restarts == 1 and e.state == "ready" for e in s.services))
+        for report in watched.reports:
+            assert {each.state for each in report.services} != {ServiceState.STARTING}
 
 
 async def test_a_service_that_dies_is_started_again(layout: RunLayout) -> None:
@@ -402,7 +419,11 @@ async def test_a_full_run_directory_ends_nothing(layout: RunLayout, monkeypatch:
     monkeypatch.setattr(Launch, "supervisor", supervisor)
     reading, writing = os.pipe()
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.StartReportPipe(writing)))
+        task = group.create_task(
+            daemon.supervise(
+                Launch(OPTIONS, layout), daemon.StartReportPipe(writing), ScalingRules(4.0, 60.0)
+            )
+        )
         progress = await asyncio.to_thread(lambda: list(daemon.read_reports(reading)))
         assert progress[-1].kind == "ready"
         assert read_status(layout.state_file) is None

@@ -1,9 +1,9 @@
 """One job of one flight, as the tests of flights send it, and the requesters of its item."""
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata, encode_job
 from triptych_common.coordination import FlightClaim, SingleFlight
 from triptych_common.coordination.single_flight import ClaimMode
-from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
+from triptych_common.protocol.messages import EncodeJob, Requester
 
 HASH = "a" * 64
 DIGEST = "d" * 64
@@ -14,30 +14,10 @@ def requester_at(gateway: str) -> Requester:
 
 
 def job_for(requester: Requester) -> EncodeJob:
-    return EncodeJob(
-        job_id="job-1",
-        mm_hash=HASH,
-        modality=Modality.IMAGE,
-        media_num_bytes=1,
-        requesters=(requester,),
-        namespace_digest=DIGEST,
-    )
+    return encode_job(requester, mm_hash=HASH, namespace_digest=DIGEST)
 
 
-METADATA = EncoderCacheMetadata(
-    job_id="job-1",
-    mm_hash=HASH,
-    modality=Modality.IMAGE,
-    num_embeds=1,
-    width=1,
-    dtype="float32",
-    num_bytes=4,
-    record=item_record(1),
-    encoder="e",
-    store="s",
-    sealed=True,
-    requesters=(),
-)
+METADATA = cache_metadata(mm_hash=HASH, width=1, num_bytes=4, sealed=True)
 
 
 async def claim(

@@ -2,10 +2,14 @@
 
 import asyncio
 import queue
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Any
 
 import redis
 
 from tests.support.waiting import until
+from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
@@ -16,6 +20,26 @@ LIMIT_S = 60.0
 
 def message(number: int) -> EncodeCompleted:
     return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
+
+
+@asynccontextmanager
+async def consuming_bus(url: str, **options: Any) -> AsyncIterator[tuple[AsyncBus, StreamConsumer]]:
+    """A bus and a consumer of `STREAM`, for a limited time."""
+    async with (
+        await AsyncBus.connect(url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c", **options) as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        yield bus, consumer
+
+
+@contextmanager
+def reading_bus(url: str) -> "Iterator[tuple[ThreadedBus, queue.Queue[Envelope]]]":
+    """A threaded bus that reads `STREAM`, and what it has received."""
+    received: queue.Queue[Envelope] = queue.Queue()
+    with closing(ThreadedBus(url, "test", client_name="tests")) as bus:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        yield bus, received
 
 
 async def take(consumer: StreamConsumer, count: int) -> list[str]:

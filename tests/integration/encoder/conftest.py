@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cache_store.testing import StoreProcess
+from tests.support.stores import StoreProcess
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tests.support.encoder.service_bench import (
     settings_of,
     working,
 )
+from tests.support.stores import StoreProcess
 from tests.support.waiting import until, until_async
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.faults.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
+from tests.support.message_samples import encode_job
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource, new_media_client
 
 
@@ -19,15 +19,7 @@ def test_its_media_are_gone(loop: type[Uvloop | Asyncio]) -> None:
         await wait_reset(transport, protocol)
 
     async def fetch() -> None:
-        job = EncodeJob(
-            job_id="job-1",
-            mm_hash="a" * 64,
-            modality=Modality.IMAGE,
-            media_num_bytes=10,
-            media_url=f"{server.url}/internal/media/token",
-            requesters=(),
-            namespace_digest="d" * 64,
-        )
+        job = encode_job(media_num_bytes=10, media_url=f"{server.url}/internal/media/token")
         envelope = Envelope(job, blob=None, remaining_ms=None, received_at=time.monotonic())
         async with new_media_client() as client:
             with pytest.raises(MediaGoneError):

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.encoder.service_bench import LIMIT_S, TimidEngine, job, serve, settings_of, working
 from tests.support.scraping import Scrape, scrape
+from tests.support.stores import StoreProcess
 from tests.support.waiting import free_port, until, until_async
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_common.runtime import ListenError, StopSignal
 from triptych_common.runtime.scrape_server import check_listener
@@ -72,7 +72,7 @@ async def test_what_a_job_goes_through_is_counted_and_timed(
 
         engine.may_encode.set()
         assert [each.TYPE for each in await bench.results(1)] == ["EncodeCompleted"]
-        await bench.bus.client.delete(bench.bus.names.inflight(GOOD))  # Redis has lost its flight
+        await bench.bus.client.delete(bench.bus.names.inflight("d" * 64, GOOD))  # Redis has lost its flight
         await bench.publish(GOOD, "req-2")  # it is in the store by now
         await bench.results(2)
         now = await scraped_once(port, "triptych_encoder_jobs_total", 3)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, Bench, job, working
+from tests.support.stores import StoreProcess
 from tests.support.waiting import until, until_async
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, stream_consumer
 from triptych_common.coordination import SingleFlight
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata
 from triptych_common.protocol.names import ENCODERS_GROUP
-from triptych_encoder.jobs import encoder_peers, job_runner
+from triptych_encoder.jobs import encoder_peers, job_leases
 
 HASHES = [f"{n:064x}" for n in range(16)]
 OTHERS = HASHES[8:10]
@@ -86,7 +86,7 @@ async def test_a_small_item_does_not_wait_for_a_large_one(redis_url: str, store:
 async def test_an_item_that_nobody_waits_for_any_more_is_not_encoded(
     redis_url: str, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     async with working(redis_url, store, num_slots=SLOTS) as bench:
         prepares_all(bench)
         await occupied(bench)
@@ -94,7 +94,7 @@ async def test_an_item_that_nobody_waits_for_any_more_is_not_encoded(
             await bench.publish(HASHES[index], f"req-{index + 1}")
         await bench.results(len(OTHERS) + 2)
         assert store.stats().num_reservations == len(OTHERS) + 2
-        left = await SingleFlight(bench.bus).leave_flight(HASHES[0], [("req-1", 0)])
+        left = await SingleFlight(bench.bus).leave_flight(HASHES[0], [("req-1", 0)], namespace_digest=DIGEST)
         assert not left  # the encoder has it: no gateway takes it off the stream
         lets_go_on(bench, len(OTHERS) + 1)
         await bench.results(len(OTHERS) + 1)

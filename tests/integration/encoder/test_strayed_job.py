@@ -3,10 +3,10 @@
 import asyncio
 
 from tests.integration.encoder.test_drain import DIGEST, LIMIT_S, job, working
+from tests.support.stores import StoreProcess
 from tests.support.waiting import until_async
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus.inspection import peek
-from triptych_common.coordination import ClaimResult, SingleFlight
+from triptych_common.coordination import ClaimResult, JobOffer, SingleFlight
 
 ANOTHER = "e" * 64
 STRAYED = job("f" * 64).model_copy(update={"namespace_digest": ANOTHER})
@@ -22,7 +22,7 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
         )  # fmt: skip
         assert claimed.result is ClaimResult.OWNER
-        await flights.publish_job(STRAYED, remaining_ms=60_000, blob=b"media")
+        await flights.publish_job(JobOffer(STRAYED, remaining_ms=60_000, blob=b"media"))
         await bus.publish(bus.names.encode_jobs(DIGEST), STRAYED, remaining_ms=60_000, blob=b"media")
         await until_async(lambda: bus.stream_length(bus.names.dead_letters))
         (letter,) = await peek(bus, "dead-letters", 9)

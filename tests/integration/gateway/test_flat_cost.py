@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_common.coordination import Registry
@@ -69,7 +69,7 @@ async def instances(redis_url: str, run_dir: Path, number: int) -> AsyncIterator
 async def ask_with_images(system: System, number: int) -> None:
     """Each with an image that is new."""
     for color in range(number):
-        image = {"type": "image_url", "image_url": {"url": data_url(image_bytes(color))}}
+        image = image_part(color)
         await system.ask([image, {"type": "text", "text": "what is it"}])
 
 

@@ -15,24 +15,23 @@ from pydantic import ValidationError
 from tests.support.gateway.certificates import Authority
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.spans import exported_spans
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.healthcheck import HEALTHY
-from triptych_gateway.listeners import TlsFilesError
-from triptych_gateway.service import health_code, run
+from triptych_gateway.service import TlsFilesError, health_code, run
 from triptych_gateway.settings import GatewaySettings
 
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(5))}}
+IMAGE = image_part(5)
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    made = Authority.make(tmp_path)
+    made = Authority(tmp_path)
     for name in ("localhost", "caller"):
         made.server_context(name)
     return made

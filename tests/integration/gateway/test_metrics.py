@@ -12,16 +12,15 @@ from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import until
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import ECTransferParams, EncodeClass, FailureKind, Modality
+from triptych_common.protocol.messages import ECTransferParams, EncodeClass, FailureKind, Modality, Role
 from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
-from triptych_gateway.encode import stream_lags
-from triptych_gateway.locality.job_place import PlaceReason
-from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
-from triptych_gateway.routing.scheduling.scorers.table import SCORERS
-from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.encode import scrape_gauges
+from triptych_gateway.locality.encode_stores import PlaceReason
+from triptych_gateway.routing.routes import RouteMode, RouteReason
+from triptych_gateway.routing.scheduling.candidates import CHANCE, EQUAL, ONLY, ServingStage
+from triptych_gateway.routing.scheduling.profiles import SCORERS
 from triptych_gateway.routing.variants import VariantReason
-from triptych_gateway.routing.ways import Way, WayReason
 
 ROUTE = "/v1/chat/completions"
 ALLOWED = {
@@ -35,22 +34,23 @@ ALLOWED = {
     "level": ["memory", "redis", "store"],
     "class": [each.value for each in EncodeClass],
     "kind": [each.value for each in FailureKind],
-    "way": [each.value for each in (*EncodeWay, *Way)],
+    "way": [each.value for each in (*EncodeWay, *RouteMode)],
     "reason": [
-        *(each.value for each in (*DecisionReason, *PlaceReason, *WayReason, *VariantReason)),
+        *(each.value for each in (*DecisionReason, *PlaceReason, *RouteReason, *VariantReason)),
         *SCORERS,
         ONLY,
         EQUAL,
         CHANCE,
     ],
     "version": [""],
+    "role": [each.value for each in Role],
     "stage": [each.value for each in ServingStage],
 }
 
 
 @pytest.fixture(autouse=True)
 def read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_lags, "READ_INTERVAL_S", 0.0)
+    monkeypatch.setattr(scrape_gauges, "READ_INTERVAL_S", 0.0)
 
 
 async def scraped(system: System) -> Scrape:
@@ -123,6 +123,30 @@ async def test_what_waits_on_the_streams(system: System) -> None:
     assert now.total("triptych_gateway_encodes_in_flight") == 0
 
 
+async def test_work_that_waits_for_encoders_counts_once_over_gateways(system: System) -> None:
+    await system.refresh()
+    name = "triptych_gateway_encode_seconds_waiting"
+    idle = await scraped(system)
+    assert name in idle.names, "0 is a value"
+    assert idle.total(name, namespace=DIGEST) == 0
+    system.encoder.before_metadata.clear()
+    picture = [text("what"), image()]
+    loop = asyncio.get_running_loop()
+    async with another_gateway(system, "gateway-1") as other:
+        asked = [loop.create_task(system.ask(picture))]
+        await until(lambda: system.encoder.jobs)
+        alone = (await scraped(system)).total(name, namespace=DIGEST)
+        asked.append(loop.create_task(other.ask(picture)))
+        await until(lambda: any(item.is_claimed for item in other.gateway.orders.table))
+        assert alone > 0
+        assert (await scraped(system)).total(name) == pytest.approx(alone)
+        assert (await scraped(other)).total(name) == 0, "it has joined the first one's job"
+        system.encoder.before_metadata.set()
+        await asyncio.gather(*asked)
+    await until(lambda: not any(item.in_flight for item in system.gateway.orders.table))
+    assert (await scraped(system)).total(name) == 0
+
+
 async def test_without_redis_a_scrape_answers_and_says_so(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +156,7 @@ async def test_without_redis_a_scrape_answers_and_says_so(
     async def refuse(bus: AsyncBus, streams: object) -> None:
         raise BusUnavailableError("away")
 
-    monkeypatch.setattr(stream_lags, "read_lags", refuse)
+    monkeypatch.setattr(scrape_gauges, "read_lags", refuse)
     now = await scraped(system)
     assert now.total("triptych_gateway_redis_up") == 0
     assert now.total("triptych_gateway_oldest_encode_job_seconds", namespace=DIGEST) == 0
@@ -143,14 +167,14 @@ async def test_redis_is_read_once_however_many_scrape(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[object] = []
-    read = stream_lags.read_lags
+    read = scrape_gauges.read_lags
 
     async def counted(bus: AsyncBus, streams: list[str]) -> object:
         reads.append(streams)
         return await read(bus, streams)
 
-    monkeypatch.setattr(stream_lags, "read_lags", counted)
-    monkeypatch.setattr(stream_lags, "READ_INTERVAL_S", 60.0)
+    monkeypatch.setattr(scrape_gauges, "read_lags", counted)
+    monkeypatch.setattr(scrape_gauges, "READ_INTERVAL_S", 60.0)
     await asyncio.gather(*(scraped(system) for _ in range(5)))
     assert len(reads) == 1
 

@@ -39,4 +39,3 @@ async def test_another_client(redis_url: str, tmp_path: Path, script: str) -> No
             "bad_field": "BadRequestError",
             "no_key": "AuthenticationError",
         }
-        await system.assert_idle()

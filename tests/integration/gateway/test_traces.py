@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.local_encode import QUICK, tower
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
@@ -23,7 +23,7 @@ from triptych_common.telemetry import setup_logging
 THEIRS = "00-" + "1" * 32 + "-" + "2" * 16
 ROOT = f"chat {MODEL}"
 TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "a prompt that nobody may read"}]}
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(5))}}
+IMAGE = image_part(5)
 TRUSTING = pytest.mark.parametrize("system", [{"trust_traceparent": True}], indirect=True)
 
 
@@ -286,8 +286,7 @@ async def test_log_lines_of_a_request_have_the_id_of_its_trace(
         logging.getLogger().handlers[:] = handlers
         logging.getLogger().setLevel(level)
     lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
-    ours = {
-        line["text"]: line["trace_id"] for line in lines if line["logger"].startswith("triptych_gateway.chat")
-    }
+    module = "triptych_gateway.proxy"
+    ours = {line["text"]: line["trace_id"] for line in lines if line["logger"].startswith(module)}
     trace_id = ids_of(by_name(spans)[ROOT])[0]
     assert ours == {"prefill_decode failed before its first token": trace_id, "request refused": trace_id}

@@ -12,17 +12,16 @@ import pytest
 from starlette.types import Message
 
 from tests.support.gateway.key_samples import KEYS, entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams
-from triptych_gateway.access.callers import ANONYMOUS
+from triptych_gateway.access.auth import ANONYMOUS
 from triptych_gateway.app import _system_view
 from triptych_gateway.tracing.recent_requests import RecentRequests
-from triptych_gateway.ui import event_stream
-from triptych_gateway.ui.event_stream import EventStream
-from triptych_gateway.ui.live_view import LiveView
+from triptych_gateway.ui import live_view
+from triptych_gateway.ui.live_view import EventStream, LiveView
 
 SECRET = "words that only their caller may read"
 UI = pytest.mark.parametrize("system", [{"ui": True}], indirect=True)
@@ -45,7 +44,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def with_image(number: int, **fields: Any) -> dict[str, Any]:
-    image = {"type": "image_url", "image_url": {"url": data_url(image_bytes(number))}}
+    image = image_part(number)
     content = [image, {"type": "text", "text": SECRET}]
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
 
@@ -70,7 +69,7 @@ async def test_it_is_off_unless_it_is_enabled(system: System) -> None:
     for path in ("/ui", "/ui/app.js", *DATA):
         answer = await system.http.get(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "ui_not_enabled"), path
-    assert system.gateway.chat.recents is None
+    assert system.gateway.services.recents is None
 
 
 @UI
@@ -197,7 +196,7 @@ async def test_events_follow_a_request(system: System) -> None:
 
 
 def recents_of(system: System) -> RecentRequests:
-    recents = system.gateway.chat.recents
+    recents = system.gateway.services.recents
     assert recents is not None
     return recents
 
@@ -283,8 +282,8 @@ async def test_a_slow_link_has_its_time_for_each_piece(
     """The limit is less than the snapshot takes, and more than one of its pieces."""
     for number in range(3):
         await system.post(with_image(number))
-    monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.5)
-    monkeypatch.setattr(event_stream, "PIECE_BYTES", 64)
+    monkeypatch.setattr(live_view, "SEND_LIMIT_S", 0.5)
+    monkeypatch.setattr(live_view, "PIECE_BYTES", 64)
     recents, view = recents_of(system), _system_view(system.gateway)
     loop, pieces = asyncio.get_running_loop(), list[bytes]()
     began, is_over = loop.time(), asyncio.Event()
@@ -304,15 +303,15 @@ async def test_a_slow_link_has_its_time_for_each_piece(
         LiveView(ANONYMOUS, recents, view), recents, view, is_over=is_over.is_set, has_rights=lambda: True
     )
     await stream({"type": "http"}, receive, send)
-    assert loop.time() - began > event_stream.SEND_LIMIT_S
-    assert max(map(len, pieces)) == event_stream.PIECE_BYTES
+    assert loop.time() - began > live_view.SEND_LIMIT_S
+    assert max(map(len, pieces)) == live_view.PIECE_BYTES
     found = orjson.loads(b"".join(pieces).removeprefix(b"event: snapshot\ndata: "))
     assert len(found["requests"]) == 3
 
 
 @UI
 async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.05)
+    monkeypatch.setattr(live_view, "SEND_LIMIT_S", 0.05)
     recents, view = recents_of(system), _system_view(system.gateway)
     sent: list[Message] = []
 

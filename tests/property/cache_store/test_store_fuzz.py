@@ -9,8 +9,8 @@ import random
 
 import orjson
 
+from tests.support.stores import core_on
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.testing import core_on
 from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.codec import FrameDecoder, decode_command, frame

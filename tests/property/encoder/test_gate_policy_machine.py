@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_queue import FairKey
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, MAX_OVERTAKE_S, GateItem, GatePolicy
 
-LANES = tuple(Lane(flow=name) for name in ("", "a", "b"))
+KEYS = tuple(FairKey(flow=name) for name in ("", "a", "b"))
 ALIVE_S = 5.0  # that a job has left when it comes, at least
 
 
@@ -37,7 +37,7 @@ class GateMachine(RuleBasedStateMachine):
             places = {(f"r{self.num_requests}", index)}
             if not is_new and data.draw(st.booleans()):
                 places.add((f"r{data.draw(st.integers(1, self.num_requests))}", index))
-            item = GateItem(frozenset(places), self.now, self.now + left_s, data.draw(st.sampled_from(LANES)))
+            item = GateItem(frozenset(places), self.now, self.now + left_s, data.draw(st.sampled_from(KEYS)))
             item.seconds = data.draw(st.sampled_from((0.0, 0.01, 1.0)))
             self.policy.add_item(item)
             self.unprepared.append(item)
@@ -74,8 +74,8 @@ class GateMachine(RuleBasedStateMachine):
 
     def _assert_no_one_starves(self, chosen: GateItem) -> None:
         for other in self.ready:
-            if other.lane != chosen.lane:
-                continue  # of others' turns, `test_fair_turns`
+            if other.key != chosen.key:
+                continue  # of others' turns, `test_fair_queue`
             late_s = self.came_at[id(chosen)] - self.came_at[id(other)]
             assert late_s <= MAX_OVERTAKE_S, f"came {late_s} s later, and goes first"
 

@@ -20,26 +20,24 @@ from hypothesis import strategies as st
 from triptych_common.domain.errors import IllegalTransitionError, RequestError
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT, MESSAGES
+from triptych_gateway.request.body_bounds import MIN_MEDIA_BYTES
+from triptych_gateway.request.body_splitter import ALLOWED, MAX_OTHER, BodySplitter, SplitBody, SplitState
 from triptych_gateway.request.chat_request import (
     ChatRequest,
+    RequestOptions,
     RequestParser,
     parse_chat_request,
 )
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.data_url import Base64Decoder, check_data_url, too_large
 from triptych_gateway.request.item_checks import bytes_of
-from triptych_gateway.request.json_bounds import MIN_MEDIA_BYTES, BodyBounds
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
-from triptych_gateway.request.split.base64_decoder import Base64Decoder
-from triptych_gateway.request.split.body_splitter import ALLOWED, MAX_OTHER, BodySplitter, SplitState
-from triptych_gateway.request.split.data_url import check_data_url, too_large
-from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.settings import RequestSettings
 
 GUARD = PlaceholderGuard(("<|image_pad|>",))
 MAX_ITEMS = 4
 MAX_ITEM_BYTES = 9000
-LIMITS = RequestLimits(BodyBounds(max_prompt_bytes=30_000, max_values=200), max_messages=5)
+LIMITS = RequestSettings(max_prompt_bytes=30_000, max_body_values=200, max_messages=5, max_items=MAX_ITEMS)
 HEADS = [
     *["data:image/png;base64,"] * 6,
     *("DATA:image/PNG;charset=utf-8;BASE64,", "data:video/mp4;base64,", "data:audio/wav;base64,"),
@@ -107,7 +105,7 @@ def read_whole(raw: bytes, endpoint: Endpoint = CHAT) -> Outcome:
 @pytest.fixture(scope="module")
 def parser() -> Iterator[RequestParser]:
     with ThreadPoolExecutor(1) as threads:
-        yield RequestParser(GUARD, MAX_ITEMS, LIMITS, RequestOptions(), threads)
+        yield RequestParser(GUARD, LIMITS, RequestOptions(), threads)
 
 
 def split(raw: bytes, cuts: list[int]) -> SplitBody:
@@ -349,7 +347,7 @@ def test_a_text_that_is_a_data_url_is_the_same_text() -> None:
         {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": GOOD_IMAGE}]}]}
     )
     with ThreadPoolExecutor(1) as threads:
-        parser = RequestParser(GUARD, MAX_ITEMS, LIMITS, RequestOptions(), threads)
+        parser = RequestParser(GUARD, LIMITS, RequestOptions(), threads)
         request = asyncio.run(parser.parse(split(raw.encode(), [5000]), lambda num_bytes: None))
     assert request.body["messages"][0]["content"] == [{"type": "text", "text": GOOD_IMAGE}]
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.request.json_bounds import (
+from triptych_gateway.request.body_bounds import (
     MAX_DEPTH,
     MIN_MEDIA_BYTES,
-    BodyBounds,
     check_bounds,
     count_values,
 )
+from triptych_gateway.settings import RequestSettings
 
 NASTY = st.text(alphabet='"\\[]{},: adt/\n\té\U0001f600', max_size=12)
 MEDIA = st.sampled_from(
@@ -50,7 +50,7 @@ def depth_of(value: Any) -> int:
 
 def is_accepted(raw: bytes, max_values: int) -> bool:
     try:
-        check_bounds(raw, BodyBounds(max_prompt_bytes=1 << 30, max_values=max_values))
+        check_bounds(raw, RequestSettings(max_prompt_bytes=1 << 30, max_body_values=max_values))
     except RequestError:
         return False
     return True
@@ -94,9 +94,9 @@ def test_only_the_prompt_counts_as_text(text: str, num_media: int, num_text: int
     media = "data:image/png;base64," + "A" * MIN_MEDIA_BYTES
     raw = orjson.dumps([text, *[media] * num_media, "x" * num_text, text])
     num_prompt = len(raw) - num_media * (len(media) + 2)
-    check_bounds(raw, BodyBounds(max_prompt_bytes=num_prompt))
+    check_bounds(raw, RequestSettings(max_prompt_bytes=num_prompt))
     with pytest.raises(RequestError) as caught:
-        check_bounds(raw, BodyBounds(max_prompt_bytes=num_prompt - 1))
+        check_bounds(raw, RequestSettings(max_prompt_bytes=num_prompt - 1))
     assert (caught.value.status_code, caught.value.code) == (413, "prompt_too_large")
 
 
@@ -104,7 +104,7 @@ def test_a_long_string_that_is_not_ascii_is_no_media() -> None:
     """Python would store each of its characters with four bytes."""
     raw = orjson.dumps(["data:" + "\U0001f600" * 5000])
     with pytest.raises(RequestError):
-        check_bounds(raw, BodyBounds(max_prompt_bytes=10_000))
+        check_bounds(raw, RequestSettings(max_prompt_bytes=10_000))
 
 
 def test_commas_in_a_text_are_no_values() -> None:
@@ -114,7 +114,7 @@ def test_commas_in_a_text_are_no_values() -> None:
 
 def test_empty_lists_without_commas_are_counted() -> None:
     """That is no JSON, and the count would be the dearer part."""
-    bounds = BodyBounds(max_values=1000)
+    bounds = RequestSettings(max_body_values=1000)
     check_bounds(b"[" + b"[]," * 998 + b"[]]", bounds)
     for text in (b"[]" * 1001, b"{}" * 1001, b"[ ]" * 1001):
         with pytest.raises(RequestError) as caught:
@@ -123,7 +123,7 @@ def test_empty_lists_without_commas_are_counted() -> None:
 
 
 def test_what_begins_like_media_is_checked_in_bounded_time() -> None:
-    bounds = BodyBounds(max_prompt_bytes=MIN_MEDIA_BYTES, max_values=10)
+    bounds = RequestSettings(max_prompt_bytes=MIN_MEDIA_BYTES, max_body_values=10)
     media = b'"data:' + b"A" * MIN_MEDIA_BYTES + b'"'
     check_bounds(b'["' + b'\\"data:' * 19 + b'",' + media + b"]", bounds)
     with pytest.raises(RequestError) as caught:
@@ -134,4 +134,4 @@ def test_what_begins_like_media_is_checked_in_bounded_time() -> None:
 @pytest.mark.parametrize("scheme", ["data:", "DATA:", "Data:", "dAtA:"])
 def test_media_are_known_by_their_scheme_in_any_case(scheme: str) -> None:
     raw = orjson.dumps([scheme + "image/png;base64," + "A" * 3 * MIN_MEDIA_BYTES])
-    check_bounds(raw, BodyBounds(max_prompt_bytes=10))
+    check_bounds(raw, RequestSettings(max_prompt_bytes=10))

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.gateway.routing import NAMESPACE, candidate, record_of, request
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role
-from triptych_gateway.routing.router import STAGE_ROLES, Router, ServingStage
+from triptych_gateway.routing.router import STAGE_ROLES, Router, RoutingPolicy, ServingStage
 from triptych_gateway.routing.scheduling.candidates import Candidate
-from triptych_gateway.routing.scheduling.policy import RoutingPolicy
-from triptych_gateway.routing.scheduling.profiles import RoutingProfiles, StageProfile
-from triptych_gateway.routing.scheduling.scorers.table import SCORERS
+from triptych_gateway.routing.scheduling.profiles import SCORERS, RoutingProfiles, StageProfile
 
 NAMES = "abcdef"
 SHARES = st.sampled_from((0.0, 0.25, 0.5, 1.0))
@@ -140,7 +138,5 @@ def test_a_scorer_alone_decides(known: list[Candidate], name: str) -> None:
     """Of those that no filter leaves out, the best by its score."""
     asked = request(b"text" * 99)
     decision = RoutingPolicy.of("whole", StageProfile(weights={name: 1.0}, filters=())).decide(asked, known)
-    scores = dict(
-        zip((each.record.instance for each in known), SCORERS[name].score(asked, known), strict=True)
-    )
+    scores = dict(zip((each.record.instance for each in known), SCORERS[name](asked, known), strict=True))
     assert scores[decision.record.instance] == max(scores.values())

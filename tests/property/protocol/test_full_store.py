@@ -17,7 +17,7 @@ RESERVE = replace(SIX, num_reserve_blocks=2)  # as much as prefill_decode grants
 LARGE_BUDGET = replace(
     SIX, budget=12, num_reserve_blocks=2, is_tight=True
 )  # all are granted, and take it all
-NUM_WALKS = 15
+NUM_WALKS = 25
 SYSTEMS = {
     "one item more than the store has room for": FIVE,
     "likewise, without overlap": replace(FIVE, overlap=False),

@@ -126,11 +126,13 @@ RARE = (
     RareWalk(replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
     RareWalk(replace(ASYNC, faults=("preempt_late",), max_faults=9), 0.3),
     RareWalk(replace(TWO_OF_ALL, faults=("cancel", "crash_encoder"), max_faults=9), 0.3),
+    RareWalk(after(TWO_OF_ALL, "lose_flights"), 0.3),
 )
 """Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
-    "claim, owner", "claim, joined", "check, owner", "check, joined", "check, failed", "publish, gone",
-    "leave, dropped", "start, started", "start, unwanted", "start, gone", "start, superseded",
+    "claim, owner, published", "claim, joined", "check, owner", "check, joined", "check, failed",
+    "publish, gone", "leave, dropped",
+    "start, started", "start, unwanted", "start, gone", "start, superseded",
 )  # fmt: skip
 """What scripts of flights came to."""
 NOT_MODELLED = frozenset(

@@ -25,15 +25,15 @@ from triptych_encoder.jobs import held_parts
 from triptych_encoder.jobs.active_job import ActiveJob
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.store.store_client import StoreClient
-from triptych_gateway.encode import encode_job
+from triptych_gateway.encode import flight_requests
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.flight_requests import FlightRequests
 from triptych_gateway.encode.item_table import Item as GatewayItem
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.item_table import ItemTable as GatewayTable
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.encode.media_cache import MediaCache
-from triptych_gateway.encode.media_wait import MediaWait
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
@@ -160,6 +160,12 @@ async def _retries_nothing(self: FlightModel, mm_hash: str, requesters: Any, **o
     return self._answer(flight, ClaimResult.JOINED)
 
 
+async def _keeps_claims(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
+    """No lease ends; no job is published with its claim, since then none waits for its owner."""
+    self._is_over = no  # type: ignore[method-assign]
+    return await _CLAIM(self, mm_hash, requesters, **{**options, "offer": None})
+
+
 async def _takes_the_end_for_the_result(
     self: FlightModel, mm_hash: str, requesters: Any, **options: Any
 ) -> FlightClaim:
@@ -195,6 +201,7 @@ async def _starts_whatever_comes(
     lease_s: float,
     ttl_s: float,
     stream: str | None = None,
+    metadata: Any = None,
 ) -> Any:
     flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
     self._run(flight, entry_id, stream or "", encoder, lease_s)
@@ -202,7 +209,7 @@ async def _starts_whatever_comes(
     return StartResult.STARTED, flight.waiting()
 
 
-async def _never_ends(self: FlightModel, mm_hash: str, job_id: str, served: Any) -> Any:
+async def _never_ends(self: FlightModel, metadata: Any, served: Any, **options: Any) -> Any:
     return True, None
 
 
@@ -214,8 +221,8 @@ async def _checks_nothing(self: EncodeOrders) -> None:
     """Only messages about jobs count."""
 
 
-async def _refreshes_no_requesters(self: ActiveJob, metadata: Any) -> None:
-    """The requesters of the job's start are all."""
+def _refreshes_no_requesters(self: ActiveJob, requesters: Any) -> None:
+    """The requesters of the job's start stay."""
 
 
 def _the_first_alone(self: KeptFlight) -> Any:
@@ -322,7 +329,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # ---- gateway ----
     "a failed encode is not tried again": Mutation(
-        encode_job, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
+        flight_requests, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
     ),
     "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
     "what prefill_decode needs is not ordered": Mutation(
@@ -333,7 +340,7 @@ MUTATIONS: dict[str, Mutation] = {
         FlightModel, "claim_flight", _claims_its_own, TWO_GATEWAYS
     ),
     "a failed encode is tried again by all gateways that received the failure": Mutation(
-        FlightModel, "claim_flight", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
+        FlightModel, "claim_flight", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse"), 0.2
     ),
     "a failed encode is tried again by none of the gateways that received the failure": Mutation(
         FlightModel, "claim_flight", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
@@ -345,11 +352,11 @@ MUTATIONS: dict[str, Mutation] = {
         KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "metadata are sent only to the requesters of the job's start": Mutation(
-        ActiveJob, "_refresh_requesters", _refreshes_no_requesters, TWO_GATEWAYS
+        ActiveJob, "set_waiting", _refreshes_no_requesters, TWO_GATEWAYS
     ),
     "a flight does not end": Mutation(FlightModel, "finish_flight", _never_ends, TWO_GATEWAYS),
     "a claim that its owner left stays its owner's": Mutation(
-        FlightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
+        FlightModel, "claim_flight", _keeps_claims, with_faults(TWO_GATEWAYS, "crash_gateway")
     ),
     "jobs without any message are waited for": Mutation(
         EncodeOrders,
@@ -367,7 +374,10 @@ MUTATIONS: dict[str, Mutation] = {
         FlightModel, "start_job", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a flight that all requesters left is kept": Mutation(
-        FlightModel, "leave_flight", _keeps_a_flight_without_requesters, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel,
+        "leave_flight",
+        _keeps_a_flight_without_requesters,
+        with_faults(TWO_GATEWAYS, "cancel", "refuse"),
     ),
     "a request that waits no more stays in the flight": Mutation(
         FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
@@ -378,7 +388,7 @@ MUTATIONS: dict[str, Mutation] = {
     "answers of one request hold its items as one": Mutation(
         ItemPins, "acquire_item", _holds_for_one_choice, replace(SHARED, num_choices=2)
     ),
-    "sizes that came are not passed on": Mutation(MediaWait, "set_sizes", nothing, APART),
+    "sizes that came are not passed on": Mutation(ItemWait, "_set_sizes", nothing, APART),
     "an encoder gets no final ack of requests that ended elsewhere": Mutation(
         FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),

@@ -9,10 +9,10 @@ from tests.property.protocol.test_protocol_mutations import Mutation, assert_not
 from tests.property.protocol.test_stage_model import PAIRS, TURNS
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.stages import kv_pages
-from triptych_gateway.chat.stages import StageFailedError, Stages
-from triptych_gateway.chat.upstream import Answer
+from triptych_gateway.proxy.stages import StageFailedError, Stages
+from triptych_gateway.proxy.upstream import Answer
 from triptych_gateway.routing.routes import RouteChoice
-from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_vllm_connector.kv_failures import KvFailure
 from triptych_vllm_connector.scheduler import kv_owner, kv_refusals
 from triptych_vllm_connector.scheduler.kv_refusals import KvReads, KvRefusals
@@ -58,12 +58,12 @@ def _has_nothing_freed(self: KvRefusals, engine_request_id: str, params: Any, to
     return failure
 
 
-async def _offers_it_again(self: Stages, dispatch: Any, route: Any, handover: Any = None) -> Any:
+async def _offers_it_again(self: Stages, upstream: Any, route: Any, handover: Any = None) -> Any:
     """Whatever has become of the KV cache."""
     if route.decode is not None and handover is None:
-        handover = await self._prefill(dispatch, route.first)
+        handover = await self._prefill(upstream, route.first)
     try:
-        return await _BEGIN(self, dispatch, route, handover)
+        return await _BEGIN(self, upstream, route, handover)
     except StageFailedError as error:
         if error.stage is ServingStage.DECODE:
             error.handover = handover

@@ -10,14 +10,11 @@ import pytest
 from tests.property.protocol.test_protocol_mutations import Mutation, assert_noticed, nothing
 from tests.property.protocol.test_transfer_model import FAR, SMALL, THREE
 from tests.support.protocol_world.config import Config
-from triptych_cache_store.fabric.local_store import LocalStore
-from triptych_cache_store.fabric.source.link import TargetLink
-from triptych_cache_store.fabric.source.outbox import EntryOutbox
-from triptych_cache_store.fabric.source.transfers import TransferTable
-from triptych_cache_store.fabric.target.byte_budget import ByteBudget
-from triptych_cache_store.fabric.target.inbox import EntryInbox
-from triptych_cache_store.fabric.target.peer import FabricPeer
-from triptych_cache_store.fabric.wire.checksum import Checksum
+from triptych_fabric.local_store import LocalStore
+from triptych_fabric.receiver.peer import EntryInbox, FabricPeer
+from triptych_fabric.receiver.reception import ByteBudget
+from triptych_fabric.sender.link import EntryOutbox, OutgoingLink
+from triptych_fabric.sender.transfers import TransferTable
 from triptych_gateway.transfers import transfer_orders
 from triptych_gateway.transfers.next_step import next_step
 from triptych_gateway.transfers.transfer_orders import TransferOrders
@@ -29,8 +26,8 @@ def _with(config: Config, *faults: str, num: int = 2) -> Config:
     return replace(config, faults=faults, max_faults=num)
 
 
-def _one_digest(self: Checksum) -> bytes:
-    return bytes(16)
+def _compares_nothing(self: EntryInbox, number: int, sink: Any, digest: bytes) -> None:
+    _END_ENTRY(self, number, sink, sink.checksum.digest())
 
 
 def _answers_one(self: TransferTable, transfer: Any) -> Any:
@@ -65,7 +62,7 @@ def _keeps_receptions(self: FabricPeer, error: Any) -> None:
     self._receptions = receptions
 
 
-def _fails_no_offer(self: TargetLink, error: Any) -> None:
+def _fails_no_offer(self: OutgoingLink, error: Any) -> None:
     offers, self._offers = self._offers, {}
     _LINK_CLOSED(self, error)
     self._offers = offers
@@ -73,13 +70,14 @@ def _fails_no_offer(self: TargetLink, error: Any) -> None:
 
 def _drops_what_is_left(self: EntryInbox, number: int, failure: Any, on_gone: Any) -> None:
     """Its source is told nothing."""
-    self._end(number)
+    self._close_offer(number)
     self._loop.call_soon_threadsafe(on_gone)
 
 
 _END = TransferTable._end
+_END_ENTRY = EntryInbox.end_entry
 _FAIL_ATTEMPT = ItemTransfers.fail_attempt
-_ON_CLOSED, _LINK_CLOSED = FabricPeer.on_closed, TargetLink.on_closed
+_ON_CLOSED, _LINK_CLOSED = FabricPeer.on_closed, OutgoingLink.on_closed
 
 DAMAGED = _with(FAR, "damage", num=6)  # each time
 
@@ -91,14 +89,14 @@ MUTATIONS: dict[str, Mutation] = {
         TransferTable, "_end", _answers_one, replace(THREE, shares_consumer=True)
     ),
     "a link that ends fails no offer": Mutation(
-        TargetLink, "on_closed", _fails_no_offer, _with(FAR, "crash_agent", "cut_link")
+        OutgoingLink, "on_closed", _fails_no_offer, _with(FAR, "crash_agent", "cut_link")
     ),
     # ---- the target's ----
     "a reservation of what did not come is kept": Mutation(
         LocalStore, "cancel", nothing, _with(FAR, "cut_link", "damage"), fault_share=0.2
     ),
     "bytes are not compared": Mutation(
-        Checksum, "digest", _one_digest, _with(FAR, "damage"), fault_share=0.3
+        EntryInbox, "end_entry", _compares_nothing, _with(FAR, "damage"), fault_share=0.3
     ),
     "a source that is gone keeps its offers": Mutation(
         FabricPeer, "on_closed", _keeps_receptions, _with(SMALL, "crash_agent", "cut_link")

@@ -12,6 +12,8 @@ where a call did it; tests check the list in the end (`assert_no_breach`):
     memory is not freed while another process has it mapped
     nothing is unmapped, freed or unregistered that a view lives of, or that a stream has yet to use
     copies touch what is mapped when they run; streams are not used after their end
+    a copy goes into memory of its own stream's pool: other pools hand out what kernels may still use
+    a copy touches one registration of host memory, not two
     a thread that has not chosen its GPU is on GPU 0, whatever others have chosen
 """
 
@@ -64,6 +66,8 @@ class FakeGpu:
     uuid: str = UUID
     is_shared_by_mps: bool = False
     num_multiprocessors: int = 132
+    capacity: int | None = None  # bytes; None: all that are asked for
+    num_refused: int = 0  # allocations
     memory: dict[bytes, Allocation] = field(default_factory=dict)  # by handle
     streams: dict[int, deque[Step]] = field(default_factory=lambda: {0: deque()})
     events: dict[int, int] = field(default_factory=dict)  # event -> records that are not done
@@ -123,6 +127,7 @@ class FakeDriver:
         self._is_dead = False
         self.known: dict[int, int] = {}  # address -> bytes that CUDA may touch
         self.registered: list[int] = []
+        self.pools: dict[int, int] = {}  # address -> stream whose pool of torch's it comes from
         self.num_opens = 0
         self.num_closes = 0
         self.bound_threads: set[int] = set()
@@ -135,6 +140,9 @@ class FakeDriver:
 
     def device_uuid(self) -> str:
         return self._gpu.uuid
+
+    def pci_bus_id(self) -> str:
+        return "0000:3B:00.0"
 
     def is_mps_client(self) -> bool:
         return self._gpu.is_shared_by_mps
@@ -155,6 +163,9 @@ class FakeDriver:
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int:
         self._check("malloc")
+        if self._gpu.capacity is not None and self._gpu.num_bytes_held + num_bytes > self._gpu.capacity:
+            self._gpu.num_refused += 1
+            raise CudaError("malloc: out of memory")
         handle = os.urandom(64)
         fd = os.memfd_create("fake-gpu")
         os.ftruncate(fd, num_bytes)
@@ -218,6 +229,9 @@ class FakeDriver:
         self._check("memcpy_async")
         if not self._is_known(target, num_bytes) or not self._is_known(source, num_bytes):
             raise self._gpu.breach(f"memcpy_async of {num_bytes} bytes that are not CUDA's")
+
+        if self.pools.get(target, stream) != stream:
+            raise self._gpu.breach("memcpy_async into memory of another stream's pool")
 
         def copy() -> bool:
             if self._is_known(target, num_bytes) and self._is_known(source, num_bytes):
@@ -343,12 +357,15 @@ class FakeDevice:
     def current_stream(self) -> int:
         return self.stream
 
-    def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return self.own(torch.zeros(shape, dtype=dtype))
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype, stream: int | None = None) -> torch.Tensor:
+        tensor = self.own(torch.zeros(shape, dtype=dtype))
+        self._driver.pools[tensor.data_ptr()] = self.stream if stream is None else stream
+        return tensor
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` is on the GPU."""
         self._driver.known[tensor.data_ptr()] = tensor.nbytes
+        self._driver.pools.pop(tensor.data_ptr(), None)  # of an earlier tensor at this address
         return tensor
 
     def wrap(self, memory: DeviceRange) -> torch.Tensor:

@@ -10,6 +10,7 @@ import httpx
 
 from tests.support.flight_model import FlightModel, JobsModel
 from tests.support.item_records import IMAGE_LIMITS, item_record
+from triptych_common.coordination import JobOffer
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
@@ -22,6 +23,7 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
+from triptych_common.runtime.liveness import Activity
 from triptych_encoder.encoding import EngineFailedError, PreparedItem
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
@@ -34,7 +36,7 @@ from triptych_encoder.jobs.media_source import MediaSource
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_reservations import StoreReservations
-from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
 from triptych_vllm_connector.step_orders import WriteOrder
 
 HASH = "a" * 64
@@ -95,6 +97,9 @@ class FakeEngine:
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         self.orders.append(order)
         await self.on_encode(order)
+
+    async def is_writing(self) -> bool:
+        return False
 
     async def check_health(self) -> None:
         return
@@ -232,7 +237,7 @@ class Bench:
         self.gate = EncodeGate(GatePolicy(encode_batch), self.metrics)
         self.runner = JobRunner(
             self.engine,
-            EngineWatchdog(StallCheck(engine_timeout_s, None), EngineFailedError),
+            EngineWatchdog(engine_timeout_s, lambda: Activity(0.0, frozenset()), EngineFailedError),
             self.gate,
             CostBudget(PREPARED_PIXELS),
             MediaSource(httpx.AsyncClient(transport=httpx.MockTransport(self._serve)), 1000),
@@ -276,7 +281,7 @@ class Bench:
             if index == 0:
                 job = delivery_of("job-0", request_ids[0]).envelope.message
                 assert isinstance(job, EncodeJob)
-                assert await self.single_flight.publish_job(job) == "1-1"
+                assert await self.single_flight.publish_job(JobOffer(job)) == "1-1"
 
 
 async def _region() -> list[str]:

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.support.item_records import IMAGE_LIMITS, item_record
-from triptych_cache_store.testing import StoreProcess
+from tests.support.message_samples import encode_job
+from tests.support.stores import StoreProcess
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import (
@@ -73,6 +74,9 @@ class TimidEngine:
             self.sealed.append(order.mm_hash)
             await self._worker.request(Seal(seq=0, reservation_id=order.reservation_id))
 
+    async def is_writing(self) -> bool:
+        return False
+
     async def check_health(self) -> None:
         return
 
@@ -81,17 +85,8 @@ def job(mm_hash: str, request_id: str = "req-1", item_index: int = 0) -> EncodeJ
     requester = Requester(
         request_id=request_id, item_index=item_index, gateway="gateway-0", prefill_decode="pd-0"
     )
-    return EncodeJob(
-        job_id=f"job-{mm_hash[:8]}",
-        mm_hash=mm_hash,
-        modality=Modality.IMAGE,
-        media_num_bytes=5,
-        media_url=None,
-        mm_processor_kwargs={},
-        media_io_kwargs={},
-        requesters=(requester,),
-        attempt=1,
-        namespace_digest=DIGEST,
+    return encode_job(
+        requester, job_id=f"job-{mm_hash[:8]}", mm_hash=mm_hash, media_num_bytes=5, namespace_digest=DIGEST
     )
 
 

@@ -4,9 +4,10 @@ import asyncio
 import signal
 from pathlib import Path
 
+from tests.support.fabric.agent_process import FabricProcess
 from tests.support.leftovers import store_leftovers
+from tests.support.stores import PushLog, StoreProcess
 from tests.support.waiting import until_async, wait_until
-from triptych_cache_store.testing import FabricProcess, PushLog, StoreProcess
 from triptych_common.protocol.store import (
     Cancel,
     EntrySealed,

@@ -15,7 +15,7 @@ import orjson
 
 from tests.support.families.answers import TokenAnswer
 from tests.support.families.folders import family_folder
-from tests.support.families.questions import NUM_TOKENS, family_questions
+from tests.support.families.questions import NUM_RIVALS, NUM_TOKENS, family_questions
 from tests.support.families.registry import FAMILIES
 from tests.support.real.system import MONOLITH_ENVIRONMENT
 
@@ -38,7 +38,7 @@ def answer(name: str, dtype: str) -> list[TokenAnswer]:
         ]
     )
     engine: Any = LLM.from_engine_args(EngineArgs.from_cli_args(options))
-    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=0, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=NUM_RIVALS, ignore_eos=True)
     found = []
     for question in family_questions(FAMILIES[name]):
         (output,) = engine.chat(question.body(name)["messages"], sampling, use_tqdm=False)
@@ -47,7 +47,12 @@ def answer(name: str, dtype: str) -> list[TokenAnswer]:
             TokenAnswer(
                 tuple(output.prompt_token_ids),
                 tuple(choice.token_ids),
-                tuple(next(iter(each.values())).logprob for each in choice.logprobs),
+                tuple(
+                    each[token].logprob for token, each in zip(choice.token_ids, choice.logprobs, strict=True)
+                ),
+                tuple(
+                    tuple((token, found.logprob) for token, found in each.items()) for each in choice.logprobs
+                ),
             )
         )
     return found

@@ -18,6 +18,8 @@ TIMEOUT_S = 120
 TOLERANCE = 1e-3  # of a logprob in float32, between engines that batch differently
 BFLOAT16_TOLERANCE = 2**-4 + 1e-3
 """One rounding step of a logit between 8 and 16: some CPUs sum steps of other sizes in another order."""
+Rivals = tuple[tuple[int, float], ...]
+"""Likeliest tokens of one place, each with its logprob."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class TokenAnswer:
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of each of them
+    rivals: tuple[Rivals, ...]
 
 
 def answer_to(
@@ -51,6 +54,12 @@ def answer_to(
         prompt_token_ids=tuple(answer["prompt_token_ids"]),
         token_ids=tuple(choice["token_ids"]),
         logprobs=tuple(each["logprob"] for each in choice["logprobs"]["content"]),
+        rivals=tuple(
+            tuple(
+                (int(top["token"].removeprefix("token_id:")), top["logprob"]) for top in each["top_logprobs"]
+            )
+            for each in choice["logprobs"]["content"]
+        ),
     )
 
 
@@ -63,18 +72,28 @@ def answers_to(
 
 
 def difference(expected: TokenAnswer, got: TokenAnswer, tolerance: float = TOLERANCE) -> str:
-    """What is not the same, in words; empty: nothing."""
+    """Return what is not the same, in words; empty if nothing differs.
+
+    Where two tokens are equally likely for both, within the tolerance, each may take another one. What comes
+    behind it has another prompt, and is not compared.
+    """
     if expected.prompt_token_ids != got.prompt_token_ids:
         return f"prompt\n  {expected.prompt_token_ids}\n  {got.prompt_token_ids}"
-    if expected.token_ids != got.token_ids:
-        return f"tokens\n  {expected.token_ids}\n  {got.token_ids}"
-    apart = max_apart(expected, got)
+    pairs = enumerate(zip(expected.token_ids, got.token_ids, strict=True))
+    end = next((place for place, (ours, theirs) in pairs if ours != theirs), len(got.token_ids))
+    if end < len(got.token_ids) and not _is_even(expected, got, end, tolerance):
+        rivals = f"{expected.rivals[end]}\n  {got.rivals[end]}"
+        return f"tokens\n  {expected.token_ids}\n  {got.token_ids}\n  {rivals}"
+    apart = max((abs(expected.logprobs[each] - got.logprobs[each]) for each in range(end)), default=0.0)
     return f"logprobs {apart:.1e} apart" if apart > tolerance else ""
 
 
-def max_apart(one: TokenAnswer, other: TokenAnswer) -> float:
-    """How far the logprobs of one are from those of the other, place by place."""
-    return max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
+def _is_even(expected: TokenAnswer, got: TokenAnswer, place: int, tolerance: float) -> bool:
+    """True if each answer's token of this place is for the other one as likely as its own."""
+    return all(
+        one.logprobs[place] - dict(one.rivals[place]).get(other.token_ids[place], -1e9) <= tolerance
+        for one, other in ((expected, got), (got, expected))
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from tests.support.families.media import SHAPES, Sample
 NUM_QUESTIONS = 20
 MAX_ITEMS = 4
 NUM_TOKENS = 8  # of an answer
+NUM_RIVALS = 5  # likeliest tokens of each place
 NUM_SEEDS = 1_000_000
 SYSTEM_SHARE, HISTORY_SHARE = 0.2, 0.2
 TEXTS = (
@@ -57,6 +58,8 @@ class FamilyQuestion:
             "max_tokens": num_tokens,
             "ignore_eos": True,
             "logprobs": True,
+            "top_logprobs": NUM_RIVALS,
+            "return_tokens_as_token_ids": True,
             "return_token_ids": True,
         }
 

@@ -14,7 +14,7 @@ from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
 LOOPBACK = "127.0.0.1"
-PORTS = range(12_000, 32_000)  # below those that the kernel gives to connections: ours must survive a restart
+PORTS = range(12_000, 22_000)  # below those that the kernel gives to connections: ours must survive a restart
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """What is in the Redis of a test's system, read without taking part."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import orjson
 import redis
+from redis.cluster import ClusterNode
+from redis.exceptions import RedisClusterException, RedisError
 
 from tests.support.fast.layout import DEPLOYMENT
-from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames, all_encode_jobs
+from triptych_common.protocol.names import StreamNames
 
 LIMIT_S = 60.0
-MAX_JOBS = 100
 
 
 class RedisServer(Protocol):
@@ -31,11 +31,25 @@ class RedisServer(Protocol):
 
 @contextmanager
 def _client(url: str) -> Iterator[Any]:
-    client = redis.Redis.from_url(url, socket_timeout=LIMIT_S)
+    if url.startswith("redis+cluster://"):
+        hosts = url.removeprefix("redis+cluster://").split(",")
+        nodes = [cast("Any", ClusterNode)(*each.split(":")) for each in hosts]
+        client: Any = redis.RedisCluster(startup_nodes=nodes, socket_timeout=LIMIT_S)
+    else:
+        client = redis.Redis.from_url(url, socket_timeout=LIMIT_S)
     try:
         yield client
+    except RedisClusterException as error:  # redis-py has it beside its errors
+        raise RedisError(str(error)) from error
     finally:
         client.close()
+
+
+def _streams(client: Any, pattern: str) -> set[bytes]:
+    try:
+        return set(client.scan_iter(match=pattern, _type="stream"))
+    except KeyError as error:  # redis-py's: the cluster's nodes changed meanwhile
+        raise RedisError(f"the cluster changed while its keys were read: {error}") from error
 
 
 def stream_leftovers(url: str, deployment: str = DEPLOYMENT) -> dict[str, int]:
@@ -47,7 +61,7 @@ def stream_leftovers(url: str, deployment: str = DEPLOYMENT) -> dict[str, int]:
     found: dict[str, int] = {}
     prefix = f"triptych:{deployment}:"
     with _client(url) as client:
-        for key in client.scan_iter(match=f"{prefix}*", _type="stream"):
+        for key in _streams(client, f"{prefix}*"):
             name = key.decode().removeprefix(prefix)
             found[f"entries in {name}"] = client.xlen(key)
             for group in client.xinfo_groups(key):
@@ -79,21 +93,6 @@ def registered_boots(url: str, instances: Iterable[str]) -> dict[str, str]:
     """
     records = registered_records(url, DEPLOYMENT, instances)
     return {instance: record["boot_id"] for instance, record in records.items()}
-
-
-def jobs_in_hand(url: str, deployment: str) -> dict[str, set[str]]:
-    """mm_hashes of the encode jobs that were taken and are not done, by encoder.
-
-    Raises:
-        redis.RedisError: Redis does not answer.
-    """
-    found: dict[str, set[str]] = defaultdict(set)
-    with _client(url) as client:
-        for stream in client.scan_iter(match=all_encode_jobs(StreamNames(deployment)), _type="stream"):
-            for pending in client.xpending_range(stream, ENCODERS_GROUP, "-", "+", MAX_JOBS):
-                for _, fields in client.xrange(stream, pending["message_id"], pending["message_id"]):
-                    found[pending["consumer"].decode()].add(orjson.loads(fields[b"body"])["mm_hash"])
-    return dict(found)
 
 
 def used_bytes(url: str) -> int:

@@ -1,5 +1,6 @@
 """The system of a test: started, kept running, asked what it holds, ended."""
 
+import contextlib
 import multiprocessing.connection
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -295,11 +297,8 @@ class FastSystem:
 
     def _ask_store(self, store: str, command: StoreCommand) -> object:
         socket = self.run_dir_of(store) / "store.sock"
-        session = StoreSession.connect(socket, f"test-{time.monotonic_ns()}/{command.kind}")
-        try:
+        with closing(StoreSession.connect(socket, f"test-{time.monotonic_ns()}/{command.kind}")) as session:
             return session.request(command)
-        finally:
-            session.close()
 
     def _keep_running(self) -> None:
         while True:
@@ -318,7 +317,6 @@ class FastSystem:
             if ended:
                 threading.Event().wait(RESTART_DELAY_S)  # as a supervisor does, so that a death is seen
             with self._lock:
-                self._note_boots(ended)
                 for service in ended:
                     if self._ending.is_set() or service.exit_code is None:
                         continue
@@ -326,14 +324,10 @@ class FastSystem:
                     if service.name not in self._held_down:
                         self._start_again(service)
 
-    def _note_boots(self, ended: list[ServiceProcess]) -> None:
-        try:
-            boots = registered_boots(self.redis.url, self.services)
-        except redis.RedisError:
-            return
-        self._dead_boots.update(boots[service.name] for service in ended if service.name in boots)
-
     def _start_again(self, service: ServiceProcess) -> None:
+        """Start a service that has ended; what is registered under its name now is the dead process."""
+        with contextlib.suppress(redis.RedisError):
+            self._dead_boots.update(registered_boots(self.redis.url, [service.name]).values())
         self.restarts[service.name] += 1
         service.start()
 

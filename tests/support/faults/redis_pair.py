@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,8 @@ class Pair:
 
 @contextlib.contextmanager
 def raw(server: EmbeddedRedis) -> Iterator[Any]:
-    client = redis.Redis.from_url(server.url)
-    try:
+    with closing(redis.Redis.from_url(server.url)) as client:
         yield client
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ _SCRIPT_NAMES = {
 _WITHOUT_REQUESTS = frozenset(
     {
         "XREADGROUP", "XPENDING", "XCLAIM", "renew_job", "take_spare",  # waits for entries, and leases
-        "MULTI", "ZRANGE", "MGET",  # heartbeats and the registry
+        "beat", "MULTI", "ZRANGE", "MGET",  # heartbeats and the registry
         "AUTH", "CLIENT", "INFO", "SELECT", "SCRIPT", "TIME",  # a new connection
     }
 )  # fmt: skip
@@ -114,7 +114,7 @@ def name_of(command: list[bytes]) -> str:
     if verb in ("EVAL", "EVALSHA"):
         return _SCRIPT_NAMES.get(command[1], verb)
     keys = (each for each in command[1:] if each.startswith(_KEYS_BEGIN_WITH))
-    kind = next((each.split(b":")[2].decode() for each in keys), "")
+    kind = next((each.split(b":")[2].decode().strip("{}") for each in keys), "")
     return f"{verb} {kind}".strip()
 
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from triptych_gateway.decision.courses import Course, CourseKind
 from triptych_gateway.decision.decision_policy import DecisionFacts, DecisionMode, EncodeDecision
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
-from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
+from triptych_gateway.decision.prediction import CostEstimate, CostKind, Demand, EncoderQueue, Load
 
 INSTANCE = "pd-0"
 
@@ -58,7 +57,7 @@ class Outcome:
 @dataclass
 class _Request:
     outcome: Outcome
-    course: Course
+    estimate: CostEstimate
     busy_s: float
     work_id: int
     total_s: float
@@ -125,14 +124,15 @@ class World:
         if decision is None:
             decision = namespace.decide(facts, load, demand, self.now)
         if asked.num_images:
-            course = namespace.course(decision, demand, self.now)
+            estimate = namespace.estimate(decision, demand, self.now)
         else:
-            course = namespace.text_course(CourseKind.TEXT, asked.num_text_tokens, self.now)
-        busy_s = ahead.busy_s(course.encode_s)
-        work_id = self.load.begin_work(INSTANCE, self.now + course.encode_s, course.work_s)
+            estimate = namespace.text_estimate(CostKind.TEXT, asked.num_text_tokens, self.now)
+        busy_s = ahead.busy_s(estimate.encode_s)
+        work_id = self.load.begin_work(INSTANCE, self.now + estimate.encode_s, estimate.work_s)
         total_s = self.load.total_work_s(INSTANCE)
-        request = _Request(Outcome(asked, decision), course, busy_s, work_id, total_s, then, asked.num_images)
-        self.outcomes.append(request.outcome)
+        outcome = Outcome(asked, decision)
+        request = _Request(outcome, estimate, busy_s, work_id, total_s, then, asked.num_images)
+        self.outcomes.append(outcome)
         costs = self.costs
         text_s = costs.prefill_token_s * asked.num_text_tokens
         if not asked.num_images:
@@ -152,11 +152,11 @@ class World:
             self._encode_next()
 
     def _answered(self, request: _Request) -> None:
-        waited_s = self.now - request.course.decided_at
+        waited_s = self.now - request.estimate.decided_at
         request.outcome.first_token_s = waited_s
         self.load.end_work(INSTANCE, request.work_id, self.now)
         disturbed_s = self.load.total_work_s(INSTANCE) - request.total_s
-        self.namespace.on_first_token(request.course, request.busy_s, disturbed_s, waited_s, self.now)
+        self.namespace.on_first_token(request.estimate, request.busy_s, disturbed_s, waited_s, self.now)
         if request.then is not None:
             request.then()
 

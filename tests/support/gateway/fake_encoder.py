@@ -9,6 +9,7 @@ import httpx
 
 from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.item_records import IMAGE_LIMITS, grid_of_media, item_record
+from tests.support.message_samples import cache_metadata, instance_record
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, StartResult
 from triptych_common.domain.hashing import entry_hashes
@@ -72,10 +73,10 @@ class FakeEncoder:
         self.before_seal.set()
 
     def record(self) -> InstanceRecord:
-        return InstanceRecord(
-            instance=self.name,
+        return instance_record(
+            self.name,
+            Role.ENCODE,
             boot_id="boot",
-            role=Role.ENCODE,
             model=MODEL,
             namespace_digest=self.digest,
             item_limits=dict(self.item_limits),
@@ -135,7 +136,7 @@ class FakeEncoder:
             self.mute_jobs -= 1
             self.num_encodes += 1
             self.sealed.add(job.mm_hash)
-            await self.bus.client.delete(self.bus.names.inflight(job.mm_hash))
+            await self.bus.client.delete(self.bus.names.inflight(self.digest, job.mm_hash))
             return
         if self.failures:
             await self._fail(flights, job, self.failures.pop(0))
@@ -166,36 +167,37 @@ class FakeEncoder:
                 await self.on_seal(metadata)
             self.sealed.add(job.mm_hash)
             self.sealed.update(entry_hashes(MmHash(job.mm_hash), metadata.record.pieces))
-        informed = await self._announce(flights, metadata.model_copy(update={"sealed": True}), informed)
+        metadata = metadata.model_copy(update={"sealed": True})
         completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
-        await self._send(informed, completed)
-        await flights.finish_flight(job.mm_hash, job.job_id, [requester_key(each) for each in informed])
+        is_ended, reported = False, list[Requester]()
+        while not is_ended:  # like an encoder: until none has joined meanwhile
+            informed = await self._announce(flights, metadata, informed)
+            await self._send(tuple(each for each in informed if each not in reported), completed)
+            reported = list(informed)
+            keys = [requester_key(each) for each in informed]
+            is_ended, _ = await flights.finish_flight(metadata, keys, namespace_digest=self.digest)
 
     def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
         """Of a picture of that size, without requesters."""
         num_rows, num_pieces = width * height, self.pieces
         pieces = () if num_pieces == 1 else (num_rows // num_pieces,) * num_pieces
         record = item_record(min(num_rows, MAX_RECORD_TOKENS), (1, height, width))
-        return EncoderCacheMetadata(
+        return cache_metadata(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
             modality=job.modality,
             num_embeds=width * height,
-            width=4,
-            dtype="float32",
             num_bytes=width * height * 16,
             record=record.model_copy(update={"pieces": pieces}),
             encoder=self.name,
             store=self.store,
-            sealed=False,
-            requesters=(),
         )
 
     async def _announce(
         self, flights: SingleFlight, metadata: EncoderCacheMetadata, informed: tuple[Requester, ...]
     ) -> tuple[Requester, ...]:
         """To the requesters that wait and have not had it. Returns all that have."""
-        waiting = await flights.announce_metadata(metadata)
+        waiting = await flights.announce_metadata(metadata, namespace_digest=self.digest)
         new = tuple(each for each in waiting or () if each not in informed)
         if new:
             message = metadata.model_copy(update={"requesters": new})
@@ -208,7 +210,7 @@ class FakeEncoder:
         failure = EncodeFailed(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
         )
-        waiting = await flights.fail_flight(failure)
+        waiting = await flights.fail_flight(failure, namespace_digest=self.digest)
         await self._send(job.requesters if waiting is None else waiting, failure)
 
     async def _fetch(self, job: EncodeJob) -> bytes:

@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -14,18 +13,18 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from tests.support.gateway.media_server import SERVED
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
-from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.settings import FetchSettings
 
 PATH = "messages[0].content[0].image_url.url"
 ALL_PORTS = range(1, 65536)
-QUICK = FetchOptions(
+QUICK = FetchSettings(
     max_item_bytes=100_000,
-    allowed_ports=ALL_PORTS,
-    allowed_networks=(ip_network(f"{SERVED}/32"),),
-    timeout_s=5.0,
-    connect_timeout_s=1.0,
-    chunk_timeout_s=1.0,
+    fetch_allowed_ports=tuple(ALL_PORTS),  # _PORTS,
+    fetch_allowed_networks=(ip_network(f"{SERVED}/32"),),
+    fetch_timeout_s=5.0,
+    fetch_connect_timeout_s=1.0,
+    fetch_chunk_timeout_s=1.0,
 )
 
 
@@ -80,9 +79,8 @@ def result(host: str, address: str, port: int) -> ResolveResult:
 async def fetching(names: AbstractResolver | None = None, /, **changes: Any) -> AsyncIterator[MediaFetcher]:
     """A fetcher with `QUICK` bounds, but for `changes`."""
     with ThreadPoolExecutor(1) as threads:
-        async with open_fetcher(
-            replace(QUICK, **changes), threads, GatewayMetrics(), names or ChosenNames()
-        ) as fetcher:
+        settings = FetchSettings(**{**dict(QUICK), **changes})
+        async with open_fetcher(settings, threads, GatewayMetrics(), names or ChosenNames()) as fetcher:
             yield fetcher
 
 

@@ -49,7 +49,7 @@ def stored(system: System) -> list[Path]:
 
 def num_ahead(system: System, outcome: str) -> float:
     """Files whose encode-ahead came to this."""
-    return float(system.gateway.chat.metrics.files_encoded_ahead.labels(outcome)._value.get())
+    return float(system.gateway.services.metrics.files_encoded_ahead.labels(outcome)._value.get())
 
 
 def multipart(*parts: tuple[str, bytes], end: bool = True) -> bytes:

@@ -10,7 +10,7 @@ import httpx
 
 from tests.support.gateway.fake_fabric import FakeAgent, FakeStores
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until_async
@@ -23,7 +23,7 @@ ANSWER = "1x8x8 word0 word1 word2"
 
 
 def body(*colors: int, **fields: Any) -> dict[str, Any]:
-    content = [{"type": "image_url", "image_url": {"url": data_url(image_bytes(each))}} for each in colors]
+    content = [image_part(each) for each in colors]
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
 
 
@@ -111,8 +111,3 @@ async def evict_at_target(hosts: Hosts) -> None:
 
     await until_async(are_noted)
     hosts.stores.held[TARGET].clear()
-
-
-async def assert_nothing_left(system: System) -> None:
-    await system.assert_idle()
-    assert len(system.gateway.transfers.table) == 0

@@ -3,8 +3,12 @@
 from typing import Any
 
 from triptych_common.protocol.messages import InstanceRecord, Role, ServingLoad
-from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
-from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks, divide_prompt
+from triptych_gateway.routing.scheduling.candidates import (
+    Candidate,
+    PromptBlocks,
+    RoutingRequest,
+    divide_prompt,
+)
 
 NAMESPACE = "0" * 64
 

@@ -19,9 +19,9 @@ from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
-from triptych_gateway.encode.admission.encode_backlog import MIN_KNOWN, EncodeWork
+from triptych_gateway.encode.encode_backlog import MIN_KNOWN, EncodeWork
 from triptych_gateway.gateway import Gateway, run_gateway
-from triptych_gateway.listeners import protocol_of
+from triptych_gateway.service import protocol_of
 from triptych_gateway.settings import GatewaySettings
 
 _TLS = ssl.create_default_context()  # one for all clients: reading its certificates takes 30 ms
@@ -62,11 +62,13 @@ class System:
 
     async def assert_idle(self) -> None:
         """Nothing of any request is left, at the latest a moment after its answer."""
-        await until(lambda: not self.gateway.chat.limiter.num_requests)
-        assert self.gateway.chat.limiter.media_bytes == 0
+        limiter, router = self.gateway.services.access.limiter, self.gateway.router
+        await until(lambda: not limiter.num_requests)
+        assert limiter.media_bytes == 0
         await until(lambda: not len(self.gateway.media_cache))  # a file that was uploaded is encoded ahead
-        assert self.gateway.router.num_in_flight("pd-0") == 0
+        await until(lambda: not any(map(router.num_in_flight, ("pd-0", "p-0", "p-1", "d-0", "d-1"))))
         assert not [item for item in self.gateway.orders.table if item.request_ids]
+        assert len(self.gateway.transfers.table) == 0
 
 
 @asynccontextmanager
@@ -77,9 +79,14 @@ async def opened_system(
     /,
     encoder_store: str = "store-0",
     encoder_limits: Mapping[Modality, int] = IMAGE_LIMITS,
+    *,
+    has_encoder: bool = True,
     **changes: Any,
 ) -> AsyncIterator[System]:
-    """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
+    """Everything started and known to each other; `has_encoder` False leaves the encoder to be started.
+
+    `redis_url` among `changes` is the gateway's alone.
+    """
     values: dict[str, Any] = {
         "redis_url": redis_url,
         "run_dir": run_dir,
@@ -96,30 +103,15 @@ async def opened_system(
         bus = await stack.enter_async_context(
             await AsyncBus.connect(redis_url, settings.deployment, client_name="test")
         )
-        encoder = await stack.enter_async_context(
-            FakeEncoder(bus, store=encoder_store, item_limits=encoder_limits).running()
-        )
+        encoder = FakeEncoder(bus, store=encoder_store, item_limits=encoder_limits)
+        if has_encoder:
+            await stack.enter_async_context(encoder.running())
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
-        gateway = await stack.enter_async_context(run_gateway(settings))
-        _know_encode_speed(gateway)
-        _read_registry_in_turns(gateway)
-        protocol = protocol_of(settings, settings.max_idle_connections)
-        server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
-        client = await stack.enter_async_context(
-            openai.AsyncOpenAI(
-                base_url=f"{settings.local_url}/v1",
-                api_key="none",
-                max_retries=0,
-                timeout=20,
-                http_client=openai.DefaultAsyncHttpxClient(verify=_TLS),
-            )
-        )
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
-        )
+        gateway, server, client, http = await stack.enter_async_context(_served_gateway(settings))
         system = System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
         await system.refresh()  # the gateway registers itself after its first read
         yield system
+        await system.assert_idle()
 
 
 @asynccontextmanager
@@ -128,6 +120,17 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
     settings = system.gateway.settings.model_copy(
         update={"instance": instance, "port": free_port()} | changes
     )
+    async with _served_gateway(settings) as (gateway, server, client, http):
+        other = replace(system, gateway=gateway, openai=client, http=http, server=server)
+        yield other
+        await other.assert_idle()
+
+
+@asynccontextmanager
+async def _served_gateway(
+    settings: GatewaySettings,
+) -> AsyncIterator[tuple[Gateway, QuietServer, openai.AsyncOpenAI, httpx.AsyncClient]]:
+    """A gateway behind its port, and two clients of it."""
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
@@ -146,7 +149,7 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
         )
-        yield replace(system, gateway=gateway, openai=client, http=http, server=server)
+        yield gateway, server, client, http
 
 
 def _read_registry_in_turns(gateway: Gateway) -> None:

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 from tests.support.gateway.routing import record_of
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata
 from tests.support.waiting import until
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import (
     EncodeNeeded,
-    EncoderCacheMetadata,
     FabricEndpoint,
     FabricTransport,
     InstanceRecord,
@@ -29,15 +28,14 @@ from triptych_common.protocol.transfers import (
     TransferFailureKind,
     TransferOrder,
 )
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.media import TakenItem
-from triptych_gateway.transfers.directory_notes import DirectoryNotes
-from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_limits import TransferLimits
+from triptych_gateway.settings import TransferSettings
+from triptych_gateway.transfers.fabric_view import FabricView, LinkRates
+from triptych_gateway.transfers.place_finder import DirectoryNotes
 from triptych_gateway.transfers.transfer_orders import TransferOrders
 from triptych_gateway.transfers.transfer_table import Transfer
 
@@ -83,7 +81,9 @@ class World:
             orders=cast("Any", self),
             notes=DirectoryNotes(cast("Any", self), 5.0),
             rates=LinkRates(),
-            limits=TransferLimits(max_attempts=3, grace_s=self.grace_s, publish_timeout_s=1.0),
+            settings=TransferSettings(
+                max_transfer_attempts=3, transfer_grace_s=self.grace_s, publish_timeout_s=1.0
+            ),
             metrics=self.metrics,
         )
 
@@ -112,11 +112,7 @@ class World:
     # ---- what comes ------------------------------------------------------------------------------
     def announce(self, store: str, *, sealed: bool = False) -> None:
         self.places.note_metadata(
-            EncoderCacheMetadata(
-                job_id="job-1", mm_hash=A, modality=Modality.IMAGE, num_embeds=6, width=4, dtype="float32",
-                num_bytes=96, record=item_record(6), encoder="encoder-0", store=store, sealed=sealed,
-                requesters=(),
-            )
+            cache_metadata(mm_hash=A, num_embeds=6, store=store, sealed=sealed)
         )  # fmt: skip
 
     def complete(self, order: TransferOrder) -> None:
@@ -152,7 +148,7 @@ async def running(world: World) -> AsyncIterator[World]:
         task.cancel()
 
 
-def wait_of(request_id: str = "r") -> MediaWait:
+def wait_of(request_id: str = "r") -> ItemWait:
     part = MediaPart(0, ("messages", 0, "content", 0), Modality.IMAGE, "", "part 0")
     item = TakenItem(part, A, b"x", None, {}, {})
-    return MediaWait(RequestId(request_id), "pd-0", [item], time.monotonic() + 60, None, "d" * 64)
+    return ItemWait(RequestId(request_id), "pd-0", [item], time.monotonic() + 60, None, "d" * 64)

@@ -16,7 +16,7 @@ import orjson
 
 from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, Schema
 from triptych_gateway.endpoints.table import ENDPOINTS
-from triptych_gateway.request.bounds.field_bounds import MIXING_FIELDS
+from triptych_gateway.request.body_bounds import MIXING_FIELDS
 from triptych_gateway.request.chat_request import REFUSED_FIELDS, STRIPPED_FIELDS
 
 MAX_DEPTH = 100_000

@@ -1,4 +1,4 @@
-"""Event loops of other processes, watched from inside by `probe/sitecustomize.py`."""
+"""Loops of other processes that all callers share, watched from inside by `probe/sitecustomize.py`."""
 
 import asyncio
 import json
@@ -13,11 +13,13 @@ PROBE = Path(__file__).with_name("probe")
 
 @dataclass(frozen=True)
 class LoopStops:
-    """The stops of one process's event loop, since its start, or the last reset."""
+    """The stops of one loop, since its start, or the last reset."""
 
     pid: int
+    loop: str  # event loop or EngineCore; with its thread, if that is not the main thread
     longest_cpu_s: float  # CPU time of the loop's thread between two beats
     longest_wall_s: float
+    longest_lock_s: float  # CPU time in which no other thread got the interpreter's lock
     stops: list[dict[str, Any]]  # of 0.1 s of CPU or more: `at`, `cpu_s`, `wall_s`, `stack`
 
 
@@ -33,10 +35,6 @@ async def reset_stops(folder: Path) -> None:
     await asyncio.sleep(1.0)  # each looks twenty times a second
 
 
-def read_stops(folder: Path) -> dict[int, LoopStops]:
-    """Return the stops of all processes that write to `folder`, by pid."""
-    found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    return {
-        each["pid"]: LoopStops(each["pid"], each["longest_cpu_s"], each["longest_wall_s"], each["stops"])
-        for each in found
-    }
+def read_stops(folder: Path) -> list[LoopStops]:
+    """Return the stops of all loops whose processes write to `folder`."""
+    return [LoopStops(**json.loads(file.read_text())) for file in folder.glob("*-*.json")]

@@ -1,7 +1,7 @@
 """Redis on a host of its own: what all hosts talk to, over the network."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from tests.conftest import EmbeddedRedis
 from tests.support.hosts.network import Host
@@ -26,9 +26,6 @@ class ControlRedis(EmbeddedRedis):
 @contextmanager
 def control_redis(host: Host) -> Iterator[ControlRedis]:
     """It runs; gone at the end."""
-    server = ControlRedis(host)
-    try:
+    with closing(ControlRedis(host)) as server:
         server.start()
         yield server
-    finally:
-        server.close()

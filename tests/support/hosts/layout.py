@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.fabric.transports import transports_option
 from tests.support.fast.layout import Layout
 from tests.support.hosts.network import Network
 from triptych_common.protocol.steps import Party
@@ -63,7 +64,7 @@ class HostsLayout(Layout):
                 return [
                     f"--host-name={host}", f"--fabric-listen-host={address}",
                     f"--fabric-port={FABRIC_PORT}", f"--fabric-key-file={key_file}",
-                    f"--fabric-progress-timeout-s={self.progress_timeout_s}",
+                    f"--fabric-progress-timeout-s={self.progress_timeout_s}", transports_option("tcp"),
                 ]  # fmt: skip
             case Party.ENCODER:
                 return [f"--host-name={host}"]

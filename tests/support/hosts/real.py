@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +106,7 @@ def _environment(
             "TRIPTYCH_FABRIC_LISTEN_HOST": address,
             "TRIPTYCH_FABRIC_PORT": str(FABRIC_PORT),
             "TRIPTYCH_FABRIC_KEY_FILE": str(folder / "fabric.key"),
+            "TRIPTYCH_FABRIC_TRANSPORTS": '["tcp"]',  # UCX takes namespaces of one machine for one host
         },
         "encoder": {"TRIPTYCH_MODEL": str(MODEL), "TRIPTYCH_ENGINE_ARGS": json.dumps(EXACT)},
         "prefill_decode": {
@@ -143,11 +144,8 @@ def _wait_registered(
 
 
 def _stats(run_dir: Path) -> StoreStats:
-    session = StoreSession.connect(run_dir / "store.sock", "test/stats")
-    try:
+    with closing(StoreSession.connect(run_dir / "store.sock", "test/stats")) as session:
         stats = session.request(StatsQuery(seq=0))
-    finally:
-        session.close()
     assert isinstance(stats, StoreStats)
     return stats
 

@@ -98,7 +98,9 @@ class ConsumerActor(KvRoom, EncoderInputs):
             now=CLOCK.monotonic,
         )
 
-        self.partial = PartialRequests(self.num_kv_blocks // 2, MAX_PARTIAL, self.consumer.is_incomplete)
+        self.partial = PartialRequests(
+            self.num_kv_blocks // 2, MAX_PARTIAL, lambda each: self.consumer.num_missing(each) > 0
+        )
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:
@@ -338,7 +340,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
     def _end_overdue(self) -> None:
         for engine_request_id in self.consumer.take_overdue():
             if engine_request_id in self.live and (
-                engine_request_id not in self.running or self.consumer.is_waiting(engine_request_id)
+                engine_request_id not in self.running or self.consumer.status(engine_request_id).waits
             ):
                 self.consumer.fail_overdue(self.live[engine_request_id].request)
 
@@ -387,10 +389,10 @@ class ConsumerActor(KvRoom, EncoderInputs):
         for engine_request_id in list(self.waiting):
             each = self.live[engine_request_id]
             is_admitted = self.consumer.admit_request(each.request, each.prefix)
-            if is_admitted and self.consumer.is_partial(engine_request_id):
+            if is_admitted and self.consumer.status(engine_request_id).is_partial:
                 is_admitted = self.may_begin_in_part(each)
             if not is_admitted:
-                if not self.consumer.has_failed(engine_request_id):
+                if not self.consumer.status(engine_request_id).has_failed:
                     self.waiting.remove(engine_request_id)
                     self.parked[engine_request_id] = None
                     self.consumer.on_parked(engine_request_id, 0)
@@ -401,7 +403,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
                     self._free_input(each, place)
                 break
             end, loads = self._plan(each, each.prefix)
-            if self.consumer.is_partial(engine_request_id):
+            if self.consumer.status(engine_request_id).is_partial:
                 self.partial.begin(engine_request_id, each.prompt_len)
             assert end > each.prefix, "admitted, and cannot move"
             self._allocate(each, loads)

@@ -14,6 +14,7 @@ from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message, Modality
 from triptych_common.protocol.store import SHM, Cancel, Seal
+from triptych_common.runtime.liveness import Activity
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
@@ -29,7 +30,7 @@ from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
-from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
 from triptych_vllm_connector.step_orders import WriteOrder
 
 WIDTH, DTYPE = 4, "float32"
@@ -91,6 +92,9 @@ class EngineModel:
         self.pending[order.mm_hash] = (order, future)
         await future
 
+    async def is_writing(self) -> bool:
+        return False
+
     async def check_health(self) -> None:
         return
 
@@ -135,7 +139,7 @@ class EncoderActor:
         self.leases = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
-            EngineWatchdog(StallCheck(ENGINE_TIMEOUT_S, None), EngineFailedError),
+            EngineWatchdog(ENGINE_TIMEOUT_S, lambda: Activity(0.0, frozenset()), EngineFailedError),
             EncodeGate(GatePolicy(encode_batch=1), METRICS),
             CostBudget(64_000_000),
             MediaSource(None, 1000),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from tests.support.protocol_world.steps import Running
 from tests.support.vllm_connector.scheduled import EncoderReferences, Scheduled
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 class EncoderInputs(EncoderReferences[Running]):
@@ -23,13 +24,15 @@ class EncoderInputs(EncoderReferences[Running]):
                 loads.append((place, item))
             elif item in self.cached:
                 self._refer(each, place)
-            elif self.consumer.is_local(each.engine_request_id):
-                if not self.consumer.may_encode_item(each.engine_request_id, place):
+            elif self.consumer.status(each.engine_request_id).is_local:
+                if not self.consumer.status(each.engine_request_id).may_encode(place):
                     return max(start, first), loads
                 if reads:
                     loads.append((place, item))
-            elif not self.consumer.is_pinned(item):
-                assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
+            elif self.consumer.item_state(item) is not EngineItemState.PINNED:
+                assert self.consumer.item_state(item) is not EngineItemState.RESIDENT, (
+                    "the worker has it, vLLM does not know"
+                )
                 return max(start, first), loads
             elif reads:
                 loads.append((place, item))
@@ -40,18 +43,18 @@ class EncoderInputs(EncoderReferences[Running]):
             if item not in self.cached:
                 self.cached[item] = set()
                 self.consumer.load_item(each.engine_request_id, item)
-                if self.consumer.is_local(each.engine_request_id):
+                if self.consumer.status(each.engine_request_id).is_local:
                     self.encodes.append(item)
             self._refer(each, place)
 
     def _free_input(self, each: Scheduled, place: int) -> None:
         super()._free_input(each, place)
         item = each.request.mm_features[place].identifier
-        if self.cached.get(item) == set() and not self.consumer.is_resident(item):
+        if self.cached.get(item) == set() and self.consumer.item_state(item) is not EngineItemState.RESIDENT:
             self.evict_item(item)
 
     def evict_item(self, item: str) -> None:
-        if any(map(self.consumer.is_local, self.cached.get(item, ()))):
+        if any(self.consumer.status(each).is_local for each in self.cached.get(item, ())):
             return  # it goes with its last reference
         if self.cached.pop(item, None) is not None:
             self.freed.append(item)

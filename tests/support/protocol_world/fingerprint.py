@@ -156,7 +156,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
         transfer_prints.of_gateway(gateway, digest) if isinstance(gateway, TransferGateway) else None,
         gateway.is_up,
         digest(gateway.orders.table._items),
-        digest(gateway.orders._media_waits),
+        digest(gateway.orders._item_waits),
         digest(gateway.final_acks._pending),
         digest(set(gateway.orders.sizes._local)),
         [(each.outcome, each.has_begun, tuple(each.dispatched)) for each in requests],
@@ -165,9 +165,9 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
         digest(
             [gateway.orders.flight_requests._sent, queue._unchecked, queue._round, queue._busy, queue._again]
         ),
-        # Whose turn is next is left out: all are of one lane, and the window has room for all.
+        # Whose turn is next is left out: all are of one fair key, and the window has room for all.
         [(name, list(each.items), each.is_busy, each.has_begun) for name, each in queue._requests.items()],
-        (digest(queue._window._jobs), tuple(queue._others)),
+        (digest(queue.window._jobs), tuple(queue._others)),
         _scripts(gateway.redis),
     )
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from tests.support.flight_model import FlightModel
 from tests.support.protocol_world.network import Network
 from tests.support.protocol_world.virtual_loop import VirtualLoop
+from triptych_common.coordination import JobOffer
 
 
 @dataclass
@@ -39,8 +40,9 @@ class FlightLink:
         if not hasattr(FlightModel, name):
             raise AttributeError(name)
 
-        async def call(about: str | BaseModel, *arguments: Any, **options: Any) -> Any:
-            mm_hash = about if isinstance(about, str) else about.mm_hash  # type: ignore[attr-defined]
+        async def call(about: str | BaseModel | JobOffer, *arguments: Any, **options: Any) -> Any:
+            about_job = about.job if isinstance(about, JobOffer) else about
+            mm_hash = about_job if isinstance(about_job, str) else about_job.mm_hash  # type: ignore[attr-defined]
             return await self._send(mm_hash, name, (about, *map(_as_it_is_now, arguments)), options)
 
         return call
@@ -97,7 +99,8 @@ def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
 def _outcome(script: Script, answer: Any) -> str:
     match script.name:
         case "claim_flight":
-            return f"{'check' if script.options['mode'] == 'check' else 'claim'}, {answer.result}"
+            published = ", published" if answer.entry_id else ""
+            return f"{'check' if script.options['mode'] == 'check' else 'claim'}, {answer.result}{published}"
         case "start_job":
             return f"start, {answer[0]}"
         case "leave_flight":

@@ -1,4 +1,4 @@
-"""The real gateway from the known items to the answer's end: `EncodeOrders`, `MediaWait`, `race`.
+"""The real gateway from the known items to the answer's end: `EncodeOrders`, `ItemWait`, `race`.
 
 In front of it HTTP, media and validation are left out; behind it `forward` is played: one frame is the
 whole first chunk, another the end of the answer.
@@ -17,23 +17,21 @@ from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
-from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.job_window import JobWindow
+from triptych_gateway.encode.item_wait import AnswerBegan, Answered, ItemWait
+from triptych_gateway.encode.job_window import Capacity, JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
-from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.errors import unavailable
-from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
-from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.content_parts import MediaPart, format_place
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
-from triptych_gateway.request.places import format_place
-from triptych_gateway.routing.encode_capacity import Capacity
+from triptych_gateway.settings import EncodeSettings, TransferSettings
 
 METRICS = GatewayMetrics()
 FIRST_TOKEN_S = 30.0
@@ -81,7 +79,7 @@ class GatewayActor:
         self.loop = VirtualLoop(self.name)
         self.redis = FlightLink(self._network, self.loop)
         self.bus: Any = AsyncBusModel(self._network, self.name)
-        self.media_cache = MediaCache()
+        self.media_cache = MediaCache(f"http://{self.name}")
         stores, places = self._find_stores()
         self.open: dict[str, ClientRequest] = {}
         self.orders = EncodeOrders(
@@ -89,10 +87,9 @@ class GatewayActor:
             gateway=self.name,
             media_cache=self.media_cache,
             sizes=SizesCache(SizesModel(self.bus), 100),  # type: ignore[arg-type]
-            limits=OrderLimits(
+            settings=EncodeSettings(
                 inline_media_bytes=100,
-                media_base_url=f"http://{self.name}",
-                max_attempts=self._max_attempts,
+                max_encode_attempts=self._max_attempts,
                 publish_timeout_s=5.0,
                 max_queued_jobs=100,
                 max_queue_age_s=100.0,
@@ -111,7 +108,7 @@ class GatewayActor:
 
     def _find_stores(self) -> tuple[EncodeStores, ItemPlaces | None]:
         """What it knows of stores: there is one."""
-        return EncodeStores(tuple, link=LinkDefaults()), None
+        return EncodeStores(tuple, settings=TransferSettings()), None
 
     def _has_to_check(self) -> bool:
         """Does it, or does Redis, have a requester here?"""
@@ -189,22 +186,22 @@ class GatewayActor:
         first = next((name for name in request.consumers if self._is_reachable(name)), request.consumers[0])
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
-        media_wait = MediaWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
-        async with self._open_wait(media_wait):
+        item_wait = ItemWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
+        async with self._open_wait(item_wait):
             async with asyncio.timeout_at(deadline):
-                self.orders.order_missing(media_wait)
-                await race(media_wait.wait_sizes(), media_wait.wait_failure())
-            await race(self._serve(request, media_wait, first), media_wait.wait_failure())
+                self.orders.order_missing(item_wait)
+                await race(item_wait.wait_sizes(), item_wait.wait_failure())
+            await race(self._serve(request, item_wait, first), item_wait.wait_failure())
 
     @asynccontextmanager
-    async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+    async def _open_wait(self, item_wait: ItemWait) -> AsyncIterator[None]:
+        async with self.final_acks.hold_acks(item_wait), self.orders.open_wait(item_wait):
             yield
 
-    async def _bring(self, media_wait: MediaWait, name: str) -> None:
+    async def _bring(self, item_wait: ItemWait, name: str) -> None:
         """The request is about to go to that instance: the items are in its store, or come there."""
 
-    async def _serve(self, request: ClientRequest, media_wait: MediaWait, first: str) -> None:
+    async def _serve(self, request: ClientRequest, item_wait: ItemWait, first: str) -> None:
         tried: list[str] = []
         while True:
             left = [name for name in request.consumers if name not in tried and self._is_reachable(name)]
@@ -213,19 +210,19 @@ class GatewayActor:
                 raise unavailable("instance_unreachable", "the serving instance cannot be reached")
             tried.append(name)
             try:
-                await self._attempt(request, media_wait, name)
+                await self._attempt(request, item_wait, name)
             except BrokenError:
                 if request.has_begun:
                     raise RequestError(503, "stream_broken", "an error event ends the stream") from None
                 continue
             return
 
-    async def _attempt(self, request: ClientRequest, media_wait: MediaWait, name: str) -> None:
-        await self._bring(media_wait, name)
+    async def _attempt(self, request: ClientRequest, item_wait: ItemWait, name: str) -> None:
+        await self._bring(item_wait, name)
         request.dispatched.append((name, len(request.dispatched) + 1))
         request.frames = asyncio.Queue()
-        remaining_ms = max(1, int((media_wait.deadline - CLOCK.now) * 1000))
-        rows = tuple((mm_hash, media_wait.sizes[MmHash(mm_hash)].num_embeds) for mm_hash in request.hashes)
+        remaining_ms = max(1, int((item_wait.deadline - CLOCK.now) * 1000))
+        rows = tuple((mm_hash, item_wait.sizes[MmHash(mm_hash)].num_embeds) for mm_hash in request.hashes)
         if self._is_reachable(name):
             frame = ("dispatch", request.request_id, len(request.dispatched), (remaining_ms, rows))
             self._network.send((self.name, name, "http"), frame)
@@ -233,15 +230,15 @@ class GatewayActor:
             raise BrokenError
         has_ended, loop = False, self.loop
         try:
-            async with asyncio.timeout_at(media_wait.deadline):
+            async with asyncio.timeout_at(item_wait.deadline):
                 what = await request.frames.get()
             if what == "first":
-                media_wait.settle()
+                item_wait.on_event(AnswerBegan())
                 request.has_begun = True
                 what = await request.frames.get()
             has_ended = True
             if what == "answer":
-                media_wait.answered_by = name
+                item_wait.on_event(Answered(name))
             if what == "broken":
                 raise BrokenError
             if what == "error":

@@ -2,6 +2,7 @@
 
 from tests.support.protocol_world.steps import Running
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.overlap import Readiness
 from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
 
 MAX_PARTIAL = 2  # seats of incomplete partial requests
@@ -24,7 +25,7 @@ class KvRoom:
     @property
     def stalled(self) -> list[str]:
         """Partial requests that wait in their midst, the newest last."""
-        return [each for each in self.running if each in self.partial and self.consumer.is_waiting(each)]
+        return [each for each in self.running if each in self.partial and self.consumer.status(each).waits]
 
     def preempt(self, engine_request_id: str) -> None:
         raise NotImplementedError
@@ -36,7 +37,10 @@ class KvRoom:
         """It runs no more, if it did."""
 
     def may_leave_parking(self, engine_request_id: str) -> bool:
-        if self.consumer.has_failed(engine_request_id) or not self.consumer.is_partial_now(engine_request_id):
+        if (
+            self.consumer.status(engine_request_id).has_failed
+            or self.consumer.readiness_now(engine_request_id) is not Readiness.PART
+        ):
             return True
         return self.may_begin_in_part(self.live[engine_request_id])
 
@@ -60,7 +64,7 @@ class KvRoom:
 
     def check_kv_room(self) -> None:
         """What incomplete requests hold is bounded, and they keep nothing from a request that can run."""
-        held = [each for each in self.partial.ids() if self.consumer.is_incomplete(each)]
+        held = [each for each in self.partial.ids() if self.consumer.num_missing(each)]
         assert set(held) <= set(self.running)
         assert len(held) <= MAX_PARTIAL, "incomplete requests hold too many seats"
         num_blocks = sum(self.live[each].prompt_len for each in held)

@@ -98,4 +98,5 @@ def take_every_kind(
                 break
             config, fault_share, slow = walks[number % len(walks)]
             taken += walk(config, number // len(walks), fault_share, slow).coverage
-    assert not {kind: taken[kind] for kind in kinds if taken[kind] < MIN_TAKEN}
+    seldom = {kind: taken[kind] for kind in kinds if taken[kind] < MIN_TAKEN}
+    assert not seldom, seldom

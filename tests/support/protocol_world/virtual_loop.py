@@ -87,7 +87,8 @@ else:
 
 CLOCK, LONGEST = Clock(), Longest()
 PACKAGES = (
-    "triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "triptych_cache_store", "tenacity",
+    "triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "triptych_cache_store",
+    "triptych_fabric", "tenacity",
 )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from tests.support.real.system import (
     StartedServer,
     started_server,
 )
+from tests.support.stores import StoreProcess
 from tests.support.waiting import free_port
-from triptych_cache_store.testing import StoreProcess
 
 CALL_TIMEOUT_MS = 2000  # tests share their cores with others
 ENVIRONMENT = {

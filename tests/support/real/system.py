@@ -42,6 +42,12 @@ MONOLITH_ENVIRONMENT = {**ENVIRONMENT, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 # An encoder tries its tower on dummy items when it starts, by default of the largest size: 20 s on one core.
 _SMALL_IMAGE = {"count": 999, "width": 56, "height": 56}
 SMALL_DUMMIES = {"image": _SMALL_IMAGE, "video": {**_SMALL_IMAGE, "num_frames": 4}}
+# What engines need besides on this machine, and the folder in which logs and traces of systems are kept.
+MORE_OPTIONS = {
+    "--encoder-args=": os.environ.get("TRIPTYCH_TEST_ENCODER_ARGS", ""),
+    "--prefill-decode-args=": os.environ.get("TRIPTYCH_TEST_PREFILL_DECODE_ARGS", ""),
+}
+KEPT_DIR = os.environ.get("TRIPTYCH_TEST_KEEP")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
 SPANS_TIMEOUT_S = 10
@@ -225,9 +231,12 @@ def running_system(
             encoders of the demo model try their tower on small items. Otherwise all is as a user has it.
     """
     if is_forked:
-        options = _with_small_dummies(options, small_dummies(model))
-    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
+        options = _with_more(options, "--encoder-args=", shlex.join(small_dummies(model)))
+    for name, more in MORE_OPTIONS.items():
+        options = _with_more(options, name, more)
+    shared_memory = Path(os.environ.get("TRIPTYCH_TEST_SHARED_MEMORY", "/dev/shm"))
+    folder = shared_memory if shared_memory.is_dir() else None
+    run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=folder))
     state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
     port = free_ports_in_a_row(num_gateways)
     system = System(
@@ -246,6 +255,8 @@ def running_system(
     finally:
         down = system.command("down", is_forked=is_forked)
         left = [path for path in run_dir.rglob("*") if path.is_socket() or path.name.startswith("region")]
+        if KEPT_DIR is not None:
+            shutil.copytree(state_dir, Path(KEPT_DIR) / state_dir.name, dirs_exist_ok=True)
         shutil.rmtree(run_dir, ignore_errors=True)
         shutil.rmtree(state_dir, ignore_errors=True)
         assert down.returncode == 0, f"down failed:\n{down.stdout}\n{down.stderr}"
@@ -257,11 +268,13 @@ def small_dummies(model: Path) -> list[str]:
     return [f"--limit-mm-per-prompt={json.dumps(SMALL_DUMMIES)}"] if model == DEMO_MODEL else []
 
 
-def _with_small_dummies(options: Sequence[str], dummies: list[str]) -> tuple[str, ...]:
-    name = "--encoder-args="
+def _with_more(options: Sequence[str], name: str, more: str) -> tuple[str, ...]:
+    """`options` with `more` in front of what the option `name` gives."""
+    if not more:
+        return tuple(options)
     (given,) = [each.removeprefix(name) for each in options if each.startswith(name)] or [""]
     others = (each for each in options if not each.startswith(name))
-    return (*others, f"{name}{shlex.join(dummies)} {given}".strip())
+    return (*others, f"{name}{more} {given}".strip())
 
 
 @contextlib.contextmanager

@@ -6,4 +6,7 @@ scheduled            what every played scheduler knows of a request, and of the 
 parking_engine       EngineCore's loop over vLLM's schedulers with parking in front
 parking_worker       the worker of that engine
 fake_store_worker    a store session for a worker of vLLM's
+gpu_worker           a fake GPU and its transports for such a worker
+made_up_h100         a GPU that vLLM finds and that is not there
+resolved_on_h100     a process that prints what vLLM makes of Triptych's options there
 """

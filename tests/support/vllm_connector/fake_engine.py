@@ -5,13 +5,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata
 from triptych_common.protocol.messages import (
     EncodeNeeded,
     EncoderCacheMetadata,
     ItemAck,
     Message,
-    Modality,
     Preallocation,
     Requester,
 )
@@ -149,23 +148,11 @@ def metadata(
     prefill_decode: str = INSTANCE,
 ) -> EncoderCacheMetadata:
     """Of an item of one row, for these (wire id, item index)s."""
-    return EncoderCacheMetadata(
-        job_id=job_id,
-        mm_hash=identifier,
-        modality=Modality.IMAGE,
-        num_embeds=1,
-        width=4,
-        dtype="float32",
-        num_bytes=16,
-        record=item_record(1),
-        encoder=encoder,
-        store="store-0",
-        sealed=False,
-        requesters=tuple(
-            Requester(request_id=request_id, item_index=index, gateway=GATEWAY, prefill_decode=prefill_decode)
-            for request_id, index in requesters
-        ),
+    for_these = (
+        Requester(request_id=request_id, item_index=index, gateway=GATEWAY, prefill_decode=prefill_decode)
+        for request_id, index in requesters
     )
+    return cache_metadata(*for_these, job_id=job_id, mm_hash=identifier, encoder=encoder)
 
 
 class FakeStoreSession:

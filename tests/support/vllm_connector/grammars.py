@@ -1,5 +1,8 @@
-"""A tokenizer for xgrammar, and grammars of callers for it."""
+"""Tokenizers for xgrammar, and grammars of callers for them."""
 
+import base64
+import functools
+import importlib.resources
 import json
 import warnings
 
@@ -16,6 +19,21 @@ TOKENIZER = xgrammar.TokenizerInfo(
     vocab_size=NUM_TOKENS,
     stop_token_ids=[256],
 )
+
+
+@functools.cache
+def large_vocabulary() -> xgrammar.TokenizerInfo:
+    """The 150,000 tokens of byte-level BPE that mistral_common, which vLLM needs, has in its package."""
+    file = importlib.resources.files("mistral_common") / "data" / "tekken_240911.json"
+    tokens = [base64.b64decode(each["token_bytes"]) for each in json.loads(file.read_text())["vocab"]]
+    return xgrammar.TokenizerInfo(
+        [*tokens, b"<eos>"],
+        vocab_type=xgrammar.VocabType.RAW,
+        vocab_size=len(tokens) + 1,
+        stop_token_ids=[len(tokens)],
+    )
+
+
 NESTED = "(" * 50_000 + "a" + ")" * 50_000
 """A regular expression that ends a process."""
 OBJECT = GrammarJob("json", '{"type": "object"}')

@@ -202,6 +202,7 @@ class ParkingEngine:
         )
         config = vllm_config()
         config.scheduler_config.max_num_seqs, config.scheduler_config.policy = max_num_seqs, policy
+        config.scheduler_config.async_scheduling = num_in_flight > 1
         config.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
         self.scheduler = one_layer_scheduler(scheduler_cls, config, num_blocks, BLOCK_SIZE)
         self.consumer: Consumer = self.scheduler.consumer
@@ -317,8 +318,10 @@ class ParkingEngine:
             for output in each.outputs:
                 self._on_output(output)
 
-    def run(self) -> int:
-        """Until the engine would wait for input; how many steps that took."""
+    def run(self, *items: str) -> int:
+        """Until the engine would wait for input, after `items` came; how many steps that took."""
+        for item in items:
+            self.comes(item)
         before = self.scheduler.num_steps
         while self.has_work:
             assert self.scheduler.num_steps < before + 200, "the engine steps and steps"

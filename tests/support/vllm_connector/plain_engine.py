@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition
-from triptych_cache_store.testing import StoreProcess
 
 ROWS, WIDTH = 8, 32
 CALL_TIMEOUT_MS = 30_000.0

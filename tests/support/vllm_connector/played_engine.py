@@ -10,6 +10,7 @@ from tests.support.vllm_connector.fake_engine import (
     mm_hash,
 )
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
@@ -17,10 +18,15 @@ IDLE = dict.fromkeys(("requests", "watching", "pinned", "resident", "pending", "
 
 
 class Engine:
-    """A consumer and what surrounds it: this is vLLM's encoder cache too. `evicted` is what it dropped."""
+    """A consumer and what surrounds it: this is vLLM's encoder cache too. `evicted` is what it dropped.
 
-    def __init__(self, budget: int = 100, strategy: str = "sync") -> None:
+    Args:
+        options: more of the consumer's.
+    """
+
+    def __init__(self, budget: int = 100, strategy: str = "sync", **options: Any) -> None:
         self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
+        self.now_s = 100.0
         self.evicted: list[str] = []
         self.num_wakes = 0
         self.in_use: set[tuple[str, int]] = set()
@@ -32,6 +38,8 @@ class Engine:
             self,
             self.inbox,
             now_ns=lambda: 0,
+            now=lambda: self.now_s,
+            **options,
         )
         self.consumer.attach_waker(self._wake)
 
@@ -55,7 +63,7 @@ class Engine:
     def loads(self, request: FakeRequest, *identifiers: str) -> list[int]:
         """One step that schedules these items; the pins that went to the worker."""
         for identifier in identifiers:
-            assert self.consumer.is_pinned(identifier)
+            assert self.consumer.item_state(identifier) is EngineItemState.PINNED
             self.consumer.load_item(request.request_id, identifier)
         return [order.pin_id for order in self.consumer.take_loads()]
 

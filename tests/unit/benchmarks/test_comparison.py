@@ -15,7 +15,7 @@ from comparison.exactness import compare_tokens
 from comparison.measuring import Measured, turns
 from comparison.model_shapes import SCALES, Scale
 from comparison.report import bars_table
-from comparison.stages import hidable_ms, hidden_share, stage_times
+from comparison.stages import stage_times
 from comparison.workloads import WORKLOADS, Round, make_round
 from load.contents import TextMaker
 
@@ -101,15 +101,6 @@ def test_a_known_image_is_sent_untimed_first(texts: TextMaker) -> None:
     assert new.messages[0]["content"][1] != known.messages[0]["content"][1]
 
 
-def test_labels_name_one_question_each(texts: TextMaker) -> None:
-    labels = [
-        question.label
-        for workload in WORKLOADS.values()
-        for question in make_round(workload, SMALL, texts, 10.0, 1, 0).one_by_one
-    ]
-    assert len(set(labels)) == len(labels)
-
-
 # ---- order ---------------------------------------------------------------------------------------
 def test_every_arm_is_first_as_often_as_any_other() -> None:
     arms = ["a", "b", "c"]
@@ -148,14 +139,6 @@ def test_stage_times_are_what_each_further_image_adds() -> None:
     assert times.prefill_text == 590.0
 
 
-def test_what_can_be_hidden_is_bounded_by_the_shorter_stage() -> None:
-    times = stage_times(BALANCED)
-    assert hidable_ms("four_images", times) == 450.0
-    assert hidable_ms("eight_images", times) == 1050.0
-    assert hidable_ms("text_then_image", times) == 160.0
-    assert hidden_share(BALANCED, "four_images", "triptych").middle == pytest.approx(0.8)
-
-
 def test_a_bar_is_held_missed_by_some_or_not_measured() -> None:
     found = {verdict.bar.title: verdict for verdict in verdicts(BALANCED, "m")}
     four = found["four_images: image.ttft_ms, triptych ÷ serial"]  # the later of two bars: never above 1
@@ -190,20 +173,6 @@ def test_of_several_bases_the_better_one_counts(
     assert found.got.middle == pytest.approx(110.0 / min(remote, local))
     assert found.as_json()["base"] == base
     assert f"÷ {base}" in bars_table([found])
-
-
-def test_a_bar_is_not_measured_while_one_of_its_bases_is_not() -> None:
-    found = who_encodes(helping=110.0, always_remote=100.0)
-    assert (found.outcome, found.base) == (Outcome.NOT_MEASURED, "")
-
-
-def test_where_more_is_better_the_faster_base_counts() -> None:
-    rates = {"helping": 9.6, "always_remote": 8.0, "always_local": 10.0}
-    figures = {arm: [{"all.requests_per_s": rate}] * 3 for arm, rate in rates.items()}
-    found = verdicts(Measured({"saturation_images": figures}), "t")
-    (verdict,) = (each for each in found if each.outcome is not Outcome.NOT_MEASURED)
-    assert (verdict.outcome, verdict.base) == (Outcome.MISSED, "always_local")
-    assert verdict.missed_by == pytest.approx(0.01)
 
 
 # ---- arms, models, exactness, tables -------------------------------------------------------------

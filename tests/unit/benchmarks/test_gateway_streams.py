@@ -7,7 +7,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from gateway_bench.streams import StreamClient
-from gateway_streams import percentile
 
 
 def event(number: int) -> bytes:
@@ -33,8 +32,3 @@ async def test_each_token_counts_once_however_its_bytes_come() -> None:
 async def test_a_token_that_is_missing_or_comes_twice_is_noticed() -> None:
     for numbers in ((0, 2), (0, 0), (1,), (1, 0)):
         assert not (await received(*map(event, numbers))).is_in_order
-
-
-def test_percentiles() -> None:
-    values = [float(each) for each in range(100)]
-    assert [percentile(values, percent) for percent in (50, 99, 99.9)] == [50.0, 99.0, 99.0]

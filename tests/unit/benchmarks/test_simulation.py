@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import simpy
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from simulation.calibration import ROOT, CalibrationError, fit_line, read_traces
-from simulation.gpu_estimates import NOMINAL_ROWS, GpuFigures, ModelShapes, estimate
 from simulation.parameters import Deployment, StageTimes, stage_times
-from simulation.results import Results, percentile
-from simulation.servers import Server
-from simulation.studies import Case, capacity, monolith, scaled
-from simulation.system import simulate
+from simulation.studies import chat, monolith, triptych
+from simulation.system import Scaling, simulate
 from simulation.workload import Arrivals, RequestKind, Stream, Workload, closed
 
+from triptych_cli.roles import Bounds
+from triptych_cli.supervisor.autoscaler import ScalingRules
+
+GPU = StageTimes.load(Path("h100-qwen2.5-vl-7b"))
 ONE = Deployment("one host", ((1, 1),))
 IMAGE = RequestKind("image", 1, image_side=280, num_text_words=10, num_output_tokens=1)  # 100 rows
 FOUR = replace(IMAGE, name="four", num_images=4)
@@ -105,14 +105,6 @@ def test_an_encoder_bounds_what_goes_through() -> None:
     assert results.shares.first()[0] in ("encoder", "hottest_encoder")
 
 
-def test_a_grant_is_for_a_whole_request() -> None:
-    """Space for four images at once: with four requests of four, each is computed whole."""
-    costs = times(engine={"cache_rows": 400, "token_s": 1e-5})
-    results = simulate(costs, replace(ONE, overlap=True), closed(FOUR, 4, 5.0))
-    assert results.num_unanswered == 0
-    assert results.num_answered > 8
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_request_is_answered_and_nothing_is_left(overlap: bool) -> None:
     kinds = [IMAGE, FOUR, RequestKind("text", num_text_words=30, num_output_tokens=20)]
@@ -121,41 +113,6 @@ def test_every_request_is_answered_and_nothing_is_left(overlap: bool) -> None:
     results = simulate(times(engine={"kv_tokens": 900, "max_step_tokens": 64}), deployment, workload)
     assert results.num_unanswered == 0
     assert results.num_answered == results.num_arrived > 50
-
-
-def test_the_same_seed_gives_the_same_figures() -> None:
-    workload = Workload([Stream(IMAGE, Arrivals.POISSON, rate=5.0)], 10.0)
-    first, again, other = (simulate(times(), ONE, workload, seed=seed).ttft_s for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
-def test_a_server_serves_in_the_order_of_arrival() -> None:
-    env = simpy.Environment()
-    server, pair = Server(env), Server(env, 2)
-    assert [server.work(1.0) for _ in range(3)] == [1.0, 2.0, 3.0]
-    assert [pair.work(1.0) for _ in range(3)] == [1.0, 1.0, 2.0]
-    assert server.utilisation(6.0) == pytest.approx(0.5)
-    assert pair.utilisation(3.0) == pytest.approx(0.5)
-
-
-def test_capacity_is_found_between_what_holds_and_what_does_not() -> None:
-    costs = times(encoder={"row_s": 1e-4}, engine={"token_s": 1e-5})
-    found = capacity(Case("by hand", costs, ONE, ((IMAGE, 1.0),)))
-    assert 90 < found.rate < 108  # the encoder does 100 a second; the queue may grow within the objectives
-    halved = capacity(Case("by hand", scaled(costs, "encode", 2.0), ONE, ((IMAGE, 1.0),)))
-    assert halved.rate == pytest.approx(found.rate / 2, rel=0.15)
-
-
-def test_gpu_estimates_follow_from_shapes_and_peaks() -> None:
-    shapes, found = ModelShapes(), estimate(times())
-    assert shapes.language_parameters == pytest.approx(6.5e9, rel=0.02)  # 7.6e9 with both embeddings
-    assert shapes.kv_bytes_per_token == 57_344
-    assert found.engine.token_s == pytest.approx(2 * 6.5e9 / (0.5 * 989.4e12), rel=0.02)
-    faster = estimate(times(), replace(GpuFigures(), flops=2 * 989.4e12))
-    assert faster.encoder.row_s == pytest.approx(found.encoder.row_s / 2)
-    assert 0.01 < NOMINAL_ROWS * found.encoder.row_s < 0.04
-    assert found.origin == "assumed"
 
 
 # ---- traces ----------------------------------------------------------------------------------------
@@ -199,8 +156,23 @@ def test_a_line_goes_through_the_medians() -> None:
         fit_line([(1, 2.0), (1, 3.0)])
 
 
-def test_percentiles_are_of_the_nearest_rank() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0], 0.99) == 1.0
-    assert percentile([], 0.5) != percentile([], 0.5)  # NaN
-    assert Results(warm_s=0.0, end_s=1.0).requests_per_s == 0.0
+def burst(seconds: float) -> Workload:
+    """One image a request: two a second, and sixty for three seconds."""
+    kind = chat(1, tokens=2)
+    return Workload(
+        [
+            Stream(kind, Arrivals.POISSON, rate=2.0),
+            Stream(kind, Arrivals.POISSON, rate=58.0, begins_s=3.0, ends_s=6.0),
+        ],
+        seconds,
+    )
+
+
+def test_encoders_follow_a_burst_and_go_again() -> None:
+    seconds = 20.0
+    scaling = Scaling(ScalingRules(0.5, 3.0, 0.0), Bounds(1, 4), interval_s=0.5, start_s=0.5)
+    few = simulate(GPU, triptych([(1, 6)]), burst(seconds))
+    some = simulate(GPU, triptych([(4, 6)]), burst(seconds), scaling=scaling)
+    assert some.ttft_ms(0.9) < few.ttft_ms(0.9)
+    assert seconds < some.encoder_s < 0.7 * 4 * seconds
+    assert (some.num_answered, some.num_unanswered) == (few.num_answered, 0)

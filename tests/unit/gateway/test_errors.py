@@ -4,9 +4,9 @@ import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.chat.sse import error_in_first_event
 from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.errors import error_event, error_response
+from triptych_gateway.proxy.sse import error_in_first_event
 
 
 def test_format() -> None:

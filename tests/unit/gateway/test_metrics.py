@@ -3,12 +3,6 @@
 from triptych_gateway.metrics import MAX_MODELS, OTHER, GatewayMetrics
 
 
-def test_series_are_made_once() -> None:
-    latencies = GatewayMetrics().latencies
-    assert latencies.of("/r", "m", "text") is latencies.of("/r", "m", "text")
-    assert latencies.of("/r", "m", "text") is not latencies.of("/r", "m", "image")
-
-
 def test_models_beyond_the_bound_share_their_series() -> None:
     metrics = GatewayMetrics()
     for number in range(MAX_MODELS + 10):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.virtual_time import virtual_time
+from tests.support.virtual_time import in_virtual_time
 from triptych_gateway.race import Guard, StepTimer, race
 
 
@@ -49,7 +49,7 @@ async def test_work_that_raises() -> None:
         await race(fail(), forever())
 
 
-@virtual_time
+@in_virtual_time
 async def test_cancelled_from_outside_leaves_no_task() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -118,7 +118,7 @@ async def test_a_cancel_from_outside_goes_through_guards() -> None:
         await task
 
 
-@virtual_time
+@in_virtual_time
 async def test_a_guard_around_a_timeout() -> None:
     async def work() -> None:
         with Guard() as guard:
@@ -131,7 +131,7 @@ async def test_a_guard_around_a_timeout() -> None:
         await work()
 
 
-@virtual_time
+@in_virtual_time
 async def test_a_timeout_around_a_guard() -> None:
     async def work() -> None:
         async with asyncio.timeout(60):
@@ -142,7 +142,7 @@ async def test_a_timeout_around_a_guard() -> None:
         await work()
 
 
-@virtual_time
+@in_virtual_time
 async def test_a_step_that_takes_too_long_fails_with_its_own_error() -> None:
     async def work() -> None:
         with Guard() as guard, StepTimer(guard, 0.05) as timer:
@@ -155,7 +155,7 @@ async def test_a_step_that_takes_too_long_fails_with_its_own_error() -> None:
         await work()
 
 
-@virtual_time
+@in_virtual_time
 async def test_steps_together_may_take_longer_than_the_limit() -> None:
     with Guard() as guard, StepTimer(guard, 5.0) as timer:
         for _ in range(4):

@@ -13,13 +13,17 @@ from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CREATE_RESPONSE, FORWARDED
-from triptych_gateway.request.bounds.field_bounds import MIXING_FIELDS, TEMPLATE_PARAMETERS
-from triptych_gateway.request.chat_request import REFUSED_FIELDS, STRIPPED_FIELDS, parse_chat_request
-from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.body_bounds import MIXING_FIELDS, TEMPLATE_PARAMETERS
+from triptych_gateway.request.chat_request import (
+    REFUSED_FIELDS,
+    STRIPPED_FIELDS,
+    RequestOptions,
+    parse_chat_request,
+)
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import parse_text_request
 from triptych_gateway.responses.response_request import ResponseRequest
+from triptych_gateway.settings import RequestSettings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own
@@ -148,7 +152,7 @@ def num_errors(path: str, body: dict[str, Any]) -> int:
 def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     guard = PlaceholderGuard(())
     if endpoint.body is TextBody:
-        return parse_text_request(raw, endpoint, guard, RequestLimits(), RequestOptions()).body
+        return parse_text_request(raw, endpoint, guard, RequestSettings(), RequestOptions()).body
     request = parse_chat_request(raw, guard, 16, endpoint=endpoint)
     return ResponseRequest.of_chat(request, "r").body if endpoint is CREATE_RESPONSE else request.body
 

@@ -4,11 +4,22 @@ import asyncio
 
 import pytest
 
-from tests.support.virtual_time import virtual_time
+from tests.support.virtual_time import in_virtual_time
+from triptych_common.runtime.liveness import Activity
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
-from triptych_vllm_connector.host.engine_watchdog import StallCheck
+from triptych_vllm_connector.host.engine_watchdog import NUM_LOOKS, EngineWatchdog
 
 TIMEOUT_S = 1.0
+
+
+def watchdog(limit_s: float = TIMEOUT_S, *used_s: float) -> EngineWatchdog:
+    """Return the watchdog of an engine that used so many CPU seconds at each look, and then none."""
+    used = iter(used_s)
+
+    def activity() -> Activity:
+        return Activity(next(used, used_s[-1] if used_s else 0.0), frozenset())
+
+    return EngineWatchdog(limit_s, activity, EngineGoneError)
 
 
 class Engine:
@@ -26,12 +37,12 @@ class Engine:
         return False
 
 
-@virtual_time
+@in_virtual_time
 async def test_an_engine_that_hangs_is_gone() -> None:
     engine = Engine(0, 0, 0.3, 0.3, 0.3, 0.3)
     with pytest.raises(EngineGoneError, match="has not answered"):
         async with asyncio.timeout(10):
-            await watch_answers(engine, StallCheck(TIMEOUT_S, None), interval_s=0)
+            await watch_answers(engine, watchdog(), interval_s=0)
     assert engine.num_answers == 6
 
 
@@ -43,16 +54,16 @@ async def test_what_the_engine_raises_is_raised() -> None:
             raise DeadError
 
     with pytest.raises(DeadError):
-        await watch_answers(DeadEngine(), StallCheck(TIMEOUT_S, None), interval_s=0)
+        await watch_answers(DeadEngine(), watchdog(), interval_s=0)
 
 
-@virtual_time
+@in_virtual_time
 async def test_an_engine_that_computes_is_asked_on() -> None:
     """It needs five times the limit: other programs have the cores."""
-    limit_s, used_s = 0.05, iter([0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+    limit_s = 0.07
     engine = Engine(5 * limit_s)
-    check = StallCheck(limit_s, lambda: next(used_s, 0.05))
-    with pytest.raises(EngineGoneError, match="computes nothing"):
+    slow = watchdog(limit_s, *[0.001 * number for number in range(5 * NUM_LOOKS)])
+    with pytest.raises(EngineGoneError, match="makes no progress"):
         async with asyncio.timeout(10):
-            await watch_answers(engine, check, interval_s=0)
+            await watch_answers(engine, slow, interval_s=0)
     assert engine.num_answers == 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from triptych_gateway.endpoints import kinds
+from triptych_vllm_connector.seams.replacing import SeamNotFoundError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own
@@ -70,13 +71,13 @@ def test_no_module_of_vllm_has_the_sanitiser_without_the_cut() -> None:
 
 def test_a_vllm_without_the_sanitiser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(utils, "sanitize_message")
-    with pytest.raises(TypeError):
+    with pytest.raises(SeamNotFoundError):
         guard_requests()
 
 
 def test_error_responses_that_bypass_the_sanitiser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_response, "sanitize_message", lambda message: message)
-    with pytest.raises(TypeError):
+    with pytest.raises(SeamNotFoundError):
         guard_requests()
 
 

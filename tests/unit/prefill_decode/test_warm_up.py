@@ -16,6 +16,7 @@ from triptych_common.runtime import StopSignal
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.exceptions import VLLMValidationError
 
+    from triptych_common.runtime.liveness import Activity
     from triptych_prefill_decode.warm_up import (
         NUM_FURTHER_TOKENS,
         NUM_OUTPUT_TOKENS,
@@ -25,7 +26,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
         warm_up,
         warm_up_works,
     )
-    from triptych_vllm_connector.host.engine_watchdog import StallCheck
+    from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
     from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE, WorkerRpc
 
 LONG_S = 60.0
@@ -112,10 +113,14 @@ class Engine:
         return ("generate",)
 
 
+def watchdog(limit_s: float = LONG_S) -> "EngineWatchdog":
+    return EngineWatchdog(limit_s, lambda: Activity(0.0, frozenset()), WarmUpError)
+
+
 async def run(engine: Engine, stop: StopSignal | None = None, step_timeout_s: float = LONG_S) -> None:
     async with asyncio.timeout(10):
         work = partial(engine.generate, sampling_params=PARAMS)
-        await warm_up(engine, [work], stop or StopSignal(), StallCheck(step_timeout_s, None))
+        await warm_up(engine, [work], stop or StopSignal(), watchdog(step_timeout_s))
 
 
 async def test_the_engine_prefills_and_decodes() -> None:
@@ -136,7 +141,7 @@ async def test_a_model_that_pools_pools() -> None:
         engine.prompts.append(prompt["prompt_token_ids"])
         yield SimpleNamespace(outputs=SimpleNamespace(data=[1.0]), finished=True)
 
-    await warm_up(engine, [partial(encode, pooling_params=PARAMS)], StopSignal(), StallCheck(LONG_S, None))
+    await warm_up(engine, [partial(encode, pooling_params=PARAMS)], StopSignal(), watchdog())
     (prompt,) = engine.prompts
     assert len(prompt) == NUM_PROMPT_TOKENS
     assert engine.num_resets == 1
@@ -144,7 +149,7 @@ async def test_a_model_that_pools_pools() -> None:
 
 async def test_without_work_nothing_is_done() -> None:
     engine = Engine()
-    await warm_up(engine, [], StopSignal(), StallCheck(LONG_S, None))
+    await warm_up(engine, [], StopSignal(), watchdog())
     assert not engine.prompts
 
 
@@ -160,7 +165,7 @@ async def test_each_way_of_sampling_is_worked_and_what_vllm_refuses_is_left_out(
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="length")])
 
     engine.generate = generate  # type: ignore[method-assign]
-    await warm_up(engine, await warm_up_works(engine), StopSignal(), StallCheck(LONG_S, None))
+    await warm_up(engine, await warm_up_works(engine), StopSignal(), watchdog())
     assert len({request_id for request_id, _, _ in worked}) == len(WAYS_OF_SAMPLING)
     assert [length for _, length, _ in worked] == [NUM_PROMPT_TOKENS] + [NUM_FURTHER_TOKENS] * (
         len(worked) - 1

@@ -18,7 +18,7 @@ from tests.support.vllm_connector.parking_engine import SCHEDULERS, ParkingEngin
 from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.messages import Transport
 from triptych_common.protocol.store import SHM
-from triptych_vllm_connector.engine_tally import ENGINE_METRICS
+from triptych_vllm_connector.engine_counters import ENGINE_METRICS
 from triptych_vllm_connector.step_orders import LoadedTensor
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch

@@ -1,6 +1,5 @@
 """Command line: names, options and help. Modules in `commands/` implement the commands."""
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from triptych_cli.options import (
     EncodePrefillDecodes,
     EncodePrefills,
     EncoderArgs,
+    EncoderBounds,
     Encoders,
     Fabric,
     FabricHost,
@@ -23,11 +23,13 @@ from triptych_cli.options import (
     FabricPort,
     Gateways,
     HostName,
+    HostOptions,
     Join,
     LocalEncodeOption,
     Model,
     Port,
     PrefillDecodeArgs,
+    PrefillDecodeBounds,
     PrefillDecodes,
     Prefills,
     RedisPort,
@@ -35,9 +37,11 @@ from triptych_cli.options import (
     RegionBytes,
     SystemOptions,
     TopologyOption,
+    parse_bounds,
 )
-from triptych_cli.roles import TOPOLOGIES
+from triptych_cli.roles import TOPOLOGIES, Bounds
 from triptych_cli.settings import CliSettings
+from triptych_common import release
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -53,7 +57,7 @@ streams_app = typer.Typer(help="Inspect the Redis Streams of the running system.
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"triptych {version('triptych-cli')}")
+        typer.echo(f"triptych {release()}")
         raise typer.Exit
 
 
@@ -92,21 +96,28 @@ def demo(
 
     counts = TOPOLOGIES[topology or "e+pd"]
     options = SystemOptions(
-        model, counts.encoders if encoders is None else encoders,
-        counts.prefill_decodes if prefill_decodes is None else prefill_decodes,
-        redis_url, port or free_ports(1)[0], region_bytes,
-        encoder_args, prefill_decode_args, core_policy=core_policy, prefills=counts.prefills,
-        decodes=counts.decodes, encode_prefills=counts.encode_prefills,
+        model=model,
+        encoders=counts.encoders if encoders is None else encoders,
+        prefill_decodes=counts.prefill_decodes if prefill_decodes is None else prefill_decodes,
+        redis_url=redis_url,
+        port=port or free_ports(1)[0],
+        region_bytes=region_bytes,
+        encoder_args=encoder_args,
+        prefill_decode_args=prefill_decode_args,
+        core_policy=core_policy,
+        prefills=counts.prefills,
+        decodes=counts.decodes,
+        encode_prefills=counts.encode_prefills,
         encode_prefill_decodes=counts.encode_prefill_decodes,
-    )  # fmt: skip
+    )
     raise typer.Exit(command.demo(options, images))
 
 
 @app.command()
 def up(
     model: Model = DEFAULT_MODEL_TEXT,
-    encoders: Encoders = None,
-    prefill_decodes: PrefillDecodes = None,
+    encoders: EncoderBounds = None,
+    prefill_decodes: PrefillDecodeBounds = None,
     prefills: Prefills = 0,
     decodes: Decodes = 0,
     encode_prefills: EncodePrefills = 0,
@@ -130,13 +141,29 @@ def up(
     """Start the system in the background; or one of its hosts (docs/guide/several-hosts.md)."""
     from triptych_cli.commands import lifecycle
 
+    key_file = None if fabric_key_file is None else str(fabric_key_file)
+    hosts = HostOptions(fabric, join is not None, host, fabric_host, fabric_port, key_file, redis_port)
     options = SystemOptions(
-        model, encoders, prefill_decodes, redis_url, port, region_bytes,
-        encoder_args, prefill_decode_args, CliSettings().host, gateways, core_policy, local_encode,
-        prefills, decodes, encode_prefills, encode_prefill_decodes,
-        fabric, join is not None, host, fabric_host, fabric_port,
-        None if fabric_key_file is None else str(fabric_key_file), redis_port,
-    )  # fmt: skip
+        model=model,
+        encoders=encoders and encoders.high,
+        prefill_decodes=prefill_decodes and prefill_decodes.high,
+        redis_url=redis_url,
+        port=port,
+        region_bytes=region_bytes,
+        encoder_args=encoder_args,
+        prefill_decode_args=prefill_decode_args,
+        gateway_host=CliSettings().host,
+        gateways=gateways,
+        core_policy=core_policy,
+        local_encode=local_encode,
+        prefills=prefills,
+        decodes=decodes,
+        encode_prefills=encode_prefills,
+        encode_prefill_decodes=encode_prefill_decodes,
+        hosts=hosts,
+        min_encoders=encoders.low if encoders and encoders.is_range else None,
+        min_prefill_decodes=prefill_decodes.low if prefill_decodes and prefill_decodes.is_range else None,
+    )
     raise typer.Exit(lifecycle.up(options, join))
 
 
@@ -168,9 +195,35 @@ def restart(
     ] = None,
 ) -> None:
     """Restart services one after the other, each when the one before is ready again."""
-    from triptych_cli.commands import restart as command
+    from triptych_cli.commands import scale as command
 
     raise typer.Exit(command.restart(services or []))
+
+
+@app.command()
+def stop(
+    services: Annotated[list[str], typer.Argument(help="e.g. encoder-1, or encoder for all of them.")],
+) -> None:
+    """Stop instances; each ends what it has in hand first. The others go on."""
+    from triptych_cli.commands import scale as command
+
+    raise typer.Exit(command.stop(services))
+
+
+@app.command()
+def scale(
+    stage: Annotated[str, typer.Argument(help="encoder, prefill_decode, prefill, decode, …")],
+    number: Annotated[
+        Bounds,
+        typer.Argument(
+            parser=parse_bounds, metavar="N|MIN..MAX", help="How many: 2, or a range such as 0..3."
+        ),
+    ],
+) -> None:
+    """Set how many instances of a stage run, up to the most of `up`; 0..3: as many as there is work for."""
+    from triptych_cli.commands import scale as command
+
+    raise typer.Exit(command.scale(stage, number))
 
 
 @app.command()

@@ -7,21 +7,33 @@ from typing import Annotated, Literal
 
 import typer
 
-from triptych_cli.roles import RoleCounts, TopologyName
+from triptych_cli.roles import Bounds, RoleCounts, TopologyName
 from triptych_cli.settings import DEFAULT_MODEL, LOOPBACK
 from triptych_common.cores.plan import CorePolicy
 
 REDIS_URL_VARIABLE = "TRIPTYCH_REDIS_URL"
 
+
+def parse_bounds(text: str) -> Bounds:
+    """Parse `2` or `0..3`, as Typer calls it."""
+    try:
+        return Bounds.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 Model = Annotated[str, typer.Option(help="Model folder, or a name on the model hub.")]
 LocalEncode = Literal["off", "fallback", "auto"]
 
-Encoders = Annotated[
-    int | None,
+Encoders = Annotated[int | None, typer.Option(min=0, help="Number of encoders.")]
+EncoderBounds = Annotated[
+    Bounds | None,
     typer.Option(
-        min=0,
+        "--encoders",
+        parser=parse_bounds,
+        metavar="N|MIN..MAX",
         show_default="1; 0 where all that prefill have vision towers of their own",
-        help="Number of encoders.",
+        help="Number of encoders; 0..3: as many of these as there is work for.",
     ),
 ]
 LocalEncodeOption = Annotated[
@@ -34,12 +46,16 @@ LocalEncodeOption = Annotated[
     ),
 ]
 PrefillDecodes = Annotated[
-    int | None,
+    int | None, typer.Option("--prefill-decodes", min=0, help="Number of prefill_decode instances.")
+]
+PrefillDecodeBounds = Annotated[
+    Bounds | None,
     typer.Option(
         "--prefill-decodes",
-        min=0,
+        parser=parse_bounds,
+        metavar="N|MIN..MAX",
         show_default="1, or 0 where other instances answer",
-        help="Number of prefill_decode instances.",
+        help="Number of prefill_decode instances; 1..3: as many of these as there is work for.",
     ),
 ]
 Prefills = Annotated[
@@ -148,12 +164,25 @@ DEFAULT_REDIS_PORT = 6379
 
 
 @dataclass(frozen=True)
+class HostOptions:
+    """Options of one host of several, as the user gave them."""
+
+    fabric: bool = False  # it is one of several hosts
+    joins: bool = False  # another one has been there before; implies `fabric`
+    host: str | None = None  # its name; None: the machine's
+    fabric_host: str | None = None  # address; None: found out
+    fabric_port: int = DEFAULT_FABRIC_PORT
+    fabric_key_file: str | None = None
+    redis_port: int = DEFAULT_REDIS_PORT
+
+
+@dataclass(frozen=True)
 class SystemOptions:
     """Shared options as the user gave them."""
 
     model: str
-    encoders: int | None  # None: as many as the others need
-    prefill_decodes: int | None
+    encoders: int | None  # most; None: as many as the others need
+    prefill_decodes: int | None  # most
     redis_url: str | None
     port: int
     region_bytes: int | None
@@ -167,22 +196,18 @@ class SystemOptions:
     decodes: int = 0
     encode_prefills: int = 0
     encode_prefill_decodes: int = 0
-    fabric: bool = False  # it is one of several hosts
-    joins: bool = False  # another one has been there before; implies `fabric`
-    host: str | None = None  # its name; None: the machine's
-    fabric_host: str | None = None  # address; None: found out
-    fabric_port: int = DEFAULT_FABRIC_PORT
-    fabric_key_file: str | None = None
-    redis_port: int = DEFAULT_REDIS_PORT
+    hosts: HostOptions = HostOptions()
+    min_encoders: int | None = None  # fewest; None: always `encoders`
+    min_prefill_decodes: int | None = None
 
     @property
     def num_gateways(self) -> int:
         """Number of gateways, with its default."""
-        return (0 if self.joins else 1) if self.gateways is None else self.gateways
+        return (0 if self.hosts.joins else 1) if self.gateways is None else self.gateways
 
     def counts(self) -> RoleCounts:
         """Engines by role, with their defaults."""
-        if self.joins and (self.encoders is not None or self.prefill_decodes is not None):
+        if self.hosts.joins and (self.encoders is not None or self.prefill_decodes is not None):
             return self._counts_of(self.encoders or 0, self.prefill_decodes or 0)
         others = self.prefills + self.decodes + self.encode_prefills + self.encode_prefill_decodes
         prefill_decodes = self.prefill_decodes
@@ -210,7 +235,8 @@ class SystemOptions:
     @classmethod
     def of_daemon(cls, argument: str, redis_url: str | None) -> "SystemOptions":
         """Options from `argument()` and the Redis URL of the environment."""
-        return cls(**{**json.loads(argument), "redis_url": redis_url})
+        fields = json.loads(argument)
+        return cls(**{**fields, "redis_url": redis_url, "hosts": HostOptions(**fields["hosts"])})
 
     def environment(self) -> dict[str, str]:
         """Options passed to the daemon as environment, which other users cannot read."""

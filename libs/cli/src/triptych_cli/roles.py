@@ -8,11 +8,43 @@ These are the simplest; a system may have engines of all roles.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from triptych_common.protocol.messages import Role
 
 TopologyName = Literal["e+pd", "e+p+d", "ep+d", "epd"]
+
+
+class Bounds(NamedTuple):
+    """Fewest and most instances of a stage; equal: it is not scaled."""
+
+    low: int
+    high: int
+
+    def clamp(self, number: int) -> int:
+        return min(max(number, self.low), self.high)
+
+    @property
+    def is_range(self) -> bool:
+        return self.low < self.high
+
+    def __str__(self) -> str:
+        return f"{self.low}..{self.high}" if self.is_range else str(self.low)
+
+    @classmethod
+    def parse(cls, text: str) -> "Bounds":
+        """Parse `2` or `0..3`.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        low, dots, high = text.partition("..")
+        if not low.isascii() or not low.isdigit() or (dots and not (high.isascii() and high.isdigit())):
+            raise ValueError(f"{text!r} is neither a number nor a range such as 0..3")
+        bounds = cls(int(low), int(high or low))
+        if bounds.low > bounds.high:
+            raise ValueError(f"{text!r} begins above its end")
+        return bounds
 
 
 @dataclass(frozen=True)
@@ -57,6 +89,8 @@ class RoleCounts:
 
 HANDING_OVER = frozenset({Role.PREFILL, Role.ENCODE_PREFILL, Role.DECODE})
 """Roles that hand KV caches over, or take them."""
+TAKING_TENSORS = frozenset({Role.PREFILL_DECODE, Role.PREFILL})
+"""Roles that take tensors from encoders."""
 
 TOPOLOGIES: Mapping[TopologyName, RoleCounts] = {
     "e+pd": RoleCounts(encoders=1, prefill_decodes=1),
@@ -68,8 +102,13 @@ TOPOLOGIES: Mapping[TopologyName, RoleCounts] = {
 
 def instance_name(role: str, number: int, host: str | None = None) -> str:
     """Instance name such as `prefill_decode-0`; with several hosts it contains `host`."""
-    words = [role.replace("-", "_"), *([host] if host else []), str(number)]
+    words = [stage_of(role), *([host] if host else []), str(number)]
     return "-".join(words)
+
+
+def stage_of(role: str) -> str:
+    """Return the first word of the names of a role's instances."""
+    return role.replace("-", "_")
 
 
 def is_named(instance: str, wanted: str) -> bool:

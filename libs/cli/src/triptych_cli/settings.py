@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from triptych_common.runtime.settings import default_run_dir, default_state_dir
@@ -26,10 +26,15 @@ class CliSettings(BaseSettings):
     """Bytes of logs kept for each service that `up` starts; the oldest are removed."""
     deployment: str = "default"
     """Prefix of all streams and keys in Redis, so that several systems can share one server."""
-    slab_bytes: NonNegativeInt = 0
-    """Memory that the store takes on the first GPU: engines there get less."""
+    slab_bytes: NonNegativeInt | None = None
+    """Bytes that the store takes on the first GPU for `cuda_ipc`; engines there get less. Not set: 2 % of
+    that GPU, 256 MiB at least, where an encoder and text that takes its tensors share it; else none."""
     host: str = LOOPBACK
     """Address on which the gateways that `up` starts listen."""
+    scale_target_s: PositiveFloat = 1.0
+    """Seconds that work may wait for a stage that `up` scales, as in `--encoders 0..3`."""
+    scale_cooldown_s: NonNegativeFloat = 60.0
+    """Seconds without work for an instance after which it ends; at least twice its start."""
     transport: str = "auto"
     """Transport of tensors that the services are asked to use; the services read the same variable."""
     redis_url: str | None = Field(default=None, repr=False)

@@ -19,3 +19,10 @@ To add a transport: its name in `protocol.messages.Transport` and `protocol.stor
 `domain.transports`; a writer and a reader by `region.transport`; in the connector `worker.transports` opens
 them, `readable` lists what an engine can read, `host.slab_watch` what an instance announces.
 """
+
+from importlib.metadata import version
+
+
+def release() -> str:
+    """Return the version of Triptych that is installed; all members have the same."""
+    return version("triptych-common")

@@ -7,6 +7,8 @@ decoding/       host processes and their children: media are decoded where a dec
 plugin          every process of vLLM: the six changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each; the host's metrics.
 plain/          EngineCore and workers of engines that users start with vLLM alone: another connector.
+versions        the versions of vLLM that are supported, and the installed one.
+seams/          every process: what differs between them, and how parts of vLLM are replaced.
 config          the connector's options, in every process.
 scheduler/      EngineCore: vLLM's hooks: schedulers that park, encoder cache managers.
 consumer/       EngineCore of prefill_decode: which requests may run, and what they hold.
@@ -17,7 +19,7 @@ kv_failures     EngineCore -> host: why a decode instance could not go on from a
 step_orders     EngineCore -> worker: what to write and what to load.
 pieces          hosts, EngineCore and workers: items that are several features in the prompt.
 step_metadata   both ways, as vLLM's connector metadata: step orders, and what became of loads back.
-engine_tally    EngineCore -> host: what is counted, and the list of these metrics.
+engine_counters EngineCore -> host: what is counted, and the list of these metrics.
 worker/         workers: write and seal, load and release; the transports.
 process_exit    EngineCore and workers: signals, and a quick end.
 """

@@ -16,9 +16,10 @@ from triptych_common.telemetry.logs import get_logger, setup_logging
 from triptych_common.telemetry.metrics import PREFIX
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
-from triptych_vllm_connector.engine_tally import ENGINE_METRICS, EngineMetric, merge_changes
+from triptych_vllm_connector.engine_counters import ENGINE_METRICS, EngineMetric, merge_changes
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
@@ -34,7 +35,7 @@ log = get_logger(__name__)
 
 
 class EngineStats(ECConnectorStats):
-    """EngineCore -> host, with a step's output: `Changes` of an `EngineTally`."""
+    """EngineCore -> host, with a step's output: `Changes` of an `EngineCounters`."""
 
     def reset(self) -> None:
         self.data = dict[str, Any]()
@@ -146,10 +147,12 @@ class TriptychECConnector(ECConnectorBase):
 
     def plan_request(self, engine_request_id: str) -> None:
         """Note the request whose items vLLM plans next: `has_cache_item` receives only the item's name."""
-        self._plans_local = self._consumer is not None and self._consumer.is_local(engine_request_id)
+        self._plans_local = self._consumer is not None and self._consumer.status(engine_request_id).is_local
 
     def has_cache_item(self, identifier: str) -> bool:
-        return self._consumer is not None and not self._plans_local and self._consumer.is_pinned(identifier)
+        if self._consumer is None or self._plans_local:
+            return False
+        return self._consumer.item_state(identifier) is EngineItemState.PINNED
 
     def refuse_request(self, engine_request_id: str) -> None:
         """Refuse a request, which vLLM then ends with an error at the end of this step."""
@@ -175,7 +178,11 @@ class TriptychECConnector(ECConnectorBase):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         writes, self._writes = self._writes, {}
-        return StepOrders(writes, self._consumer.take_loads() if self._consumer is not None else [])
+        if self._consumer is None:
+            return StepOrders(writes)
+        loads = self._consumer.take_loads()
+        starts, drops = self._consumer.take_starts()
+        return StepOrders(writes, loads, starts=starts, drops=drops)
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         if self._consumer is not None and request.mm_features:
@@ -213,7 +220,10 @@ class TriptychECConnector(ECConnectorBase):
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         if self.loader is not None:
-            self.loader.load_orders(encoder_cache, self.orders().loads)
+            orders = self.orders()
+            self.loader.drop_copies(orders.drops)
+            self.loader.load_orders(encoder_cache, orders.loads)
+            self.loader.start_copies(orders.starts)
 
     def start_save_caches(self, **kwargs: Any) -> None:
         """Begin a step's writes; `save_caches` follows for newly encoded items, not for those in

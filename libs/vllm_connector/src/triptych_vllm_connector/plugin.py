@@ -14,6 +14,9 @@ import functools
 import time
 from typing import Any
 
+from triptych_vllm_connector.seams.current import seam
+from triptych_vllm_connector.seams.replacing import is_wrapped, replace, require_names
+
 # vLLM's readers spin for 1 s after each message: EngineCore while its worker computes, on cores that the
 # worker could use. A notification wakes a reader at once, but is lost when it comes within about 1.5 ms of
 # the one before. So a reader spins for an instant, sleeps, and for a few milliseconds looks by itself too.
@@ -40,6 +43,7 @@ def _use_triptych_tracing() -> None:
     from vllm import tracing
 
     backends = tracing._REGISTERED_TRACING_BACKENDS
+    require_names((tracing.init_tracer, tracing.maybe_init_worker_tracer), "_REGISTERED_TRACING_BACKENDS")
     is_available, _, _, instrument, instrument_manual = backends["otel"]
 
     def init_tracer(name: str, endpoint: str, extra_attributes: dict[str, str] | None = None) -> Any:
@@ -56,8 +60,11 @@ def _stop_spinning() -> None:
 
     condition = shm_broadcast.SpinCondition
     original_init, original_wait = condition.__init__, condition.wait
-    if getattr(original_init, "_triptych", False):
+    if is_wrapped(original_wait):
         return
+    require_names((original_init,), "busy_loop_s")
+    require_names((original_wait,), "busy_loop_s", "last_read")
+    require_names((shm_broadcast.MessageQueue.create_from_handle,), "SpinCondition")
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,9 +78,8 @@ def _stop_spinning() -> None:
         recheck_ms = UNCERTAIN_RECHECK_MS if is_uncertain else RECHECK_MS
         original_wait(self, recheck_ms if timeout_ms is None else min(timeout_ms, recheck_ms))
 
-    init._triptych = True  # type: ignore[attr-defined]
     condition.__init__ = init
-    condition.wait = wait
+    replace(condition, "wait", wait, used_by=(seam.message_reader(),))
 
 
 def _let_scheduler_wake_engine() -> None:
@@ -82,8 +88,9 @@ def _let_scheduler_wake_engine() -> None:
 
     def wrap_loop(cls: Any) -> None:
         original = cls.__dict__.get("run_busy_loop")
-        if original is None or getattr(original, "_triptych", False):
+        if original is None or is_wrapped(original):
             return
+        require_names((cls._process_input_queue,), "input_queue", "_handle_client_request")
 
         @functools.wraps(original)
         def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,18 +99,18 @@ def _let_scheduler_wake_engine() -> None:
                 attach(lambda: self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None)))
             return original(self, *args, **kwargs)
 
-        run_busy_loop._triptych = True  # type: ignore[attr-defined]
-        cls.run_busy_loop = run_busy_loop
+        replace(cls, "run_busy_loop", run_busy_loop, used_by=(EngineCoreProc.run_engine_core,))
 
     wrap_loop(EngineCoreProc)
     wrap_loop(DPEngineCoreProc)
 
 
 def _let_host_probe_slab() -> None:
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     from triptych_vllm_connector.slab_probe import probe_in_engine
 
+    require_names((EngineCoreProc._handle_client_request,), "getattr")  # utilities are found by name
     EngineCore.triptych_probe_slab = probe_in_engine
 
 
@@ -121,4 +128,9 @@ def _resample_without_torchaudio() -> None:
     from vllm.utils.import_utils import PlaceholderModule
 
     if isinstance(audio.torchaudio, PlaceholderModule):
-        audio.resample_audio_torchaudio = audio.resample_audio_soxr
+        replace(
+            audio,
+            "resample_audio_torchaudio",
+            audio.resample_audio_soxr,
+            used_by=(audio.AudioResampler.resample,),
+        )

@@ -26,6 +26,11 @@ def end_with_peer(fd: int) -> None:
         os._exit(0)
 
 
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def leave_signals_to_host() -> None:
     """Make EngineCore and its workers ignore terminal signals; their parent ends them. Idempotent.
 
@@ -39,7 +44,7 @@ def leave_signals_to_host() -> None:
     if os.getpid() not in (os.getpgrp(), os.getsid(0)):
         os.setpgid(0, 0)
     # A parent that is killed cannot end us any more, so the kernel does. SIGTERM: vLLM tidies up.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    end_with_parent()
     # It may have died before that: then the kernel sends nothing. (A fork server is a parent, too.)
     if os.getppid() != host.pid and not host.is_alive():
         os.kill(os.getpid(), signal.SIGTERM)

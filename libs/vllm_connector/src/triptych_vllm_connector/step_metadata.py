@@ -11,12 +11,16 @@ from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder, WriteOr
 class StepOrders(ECConnectorMetadata):
     """Scheduler -> worker, with each step: tensors to write to the region and to load from it.
 
-    `is_late`: a prompt is computed whose turn came before one's that was begun earlier (`PromptTurns`).
+    `starts`: pinned tensors that a later step will load, so that a GPU copies them meanwhile; `drops`: items
+    among the earlier ones that no step will load.
+    `is_late`: a prompt is computed whose turn came before one's that was begun earlier (`PrefillFairness`).
     """
 
     writes: dict[str, list[WriteOrder]] = field(default_factory=dict)  # by mm_hash
     loads: list[LoadOrder] = field(default_factory=list)
     is_late: bool = False
+    starts: list[LoadOrder] = field(default_factory=list)
+    drops: list[str] = field(default_factory=list)
 
 
 @dataclass

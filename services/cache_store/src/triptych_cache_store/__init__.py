@@ -2,7 +2,7 @@
 
 In the order that a command passes them:
 
-__main__    command line: serve, `healthcheck`, `relay`, or `fabric`
+__main__    command line: serve, `healthcheck`, or `relay`
 service     puts the daemon together, with its memory on a GPU, and ends it; `settings` says how
 server      the socket: frames in, frames out, one connection per session
 core/       one command at a time: what it does, which replies and pushes come of it; recovery. Pure
@@ -10,8 +10,6 @@ entries/    states of entries, free blocks, leases, eviction. Pure
 persistence/  the region file and its journal
 checksums/  checksums of sealed entries, taken and checked beside the work
 scrape_relay  a process of its own: the store's metrics on a port, where the daemon has no network
-fabric/     a process of its own: the fabric agent, which moves entries to and from other stores
-testing     a daemon and an agent as child processes, the core alone: for tests and benchmarks
 
 Pure: no I/O, no clock; the region is any buffer.
 """

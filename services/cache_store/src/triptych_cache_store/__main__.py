@@ -1,12 +1,10 @@
 """`python -m triptych_cache_store`: the daemon. `… healthcheck`: exit 0 when it answers, else 2.
-`… relay`: the store's metrics on a port, where the daemon has no network. `… fabric`: the fabric agent, and
-`… fabric healthcheck`: exit 0 when it is registered, 2 when not, 1 when that cannot be known.
+`… relay`: the store's metrics on a port, where the daemon has no network.
 """
 
 import asyncio
 import os
 import sys
-from typing import NoReturn
 
 from triptych_cache_store.scrape_relay import run_relay
 from triptych_cache_store.service import is_healthy, run_store
@@ -20,8 +18,6 @@ COMMANDS = ("healthcheck", "relay")
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments[:1] == ["fabric"]:
-        _fabric(arguments[1:])
     command = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else None
     settings = StoreSettings.load(arguments if command is None else arguments[1:])
     setup_logging("cache_store", settings.instance, settings.log_level)
@@ -30,19 +26,6 @@ def main() -> None:
     if command == "relay":
         run_service(lambda stop: run_relay(settings, stop))
     run_service(lambda stop: run_store(settings, stop))
-
-
-def _fabric(arguments: list[str]) -> NoReturn:
-    from triptych_cache_store.fabric.service import run_fabric  # noqa: PLC0415 - the daemon needs no Redis
-    from triptych_cache_store.fabric.settings import FabricSettings  # noqa: PLC0415
-    from triptych_common.coordination import is_registered  # noqa: PLC0415
-
-    is_healthcheck = arguments[:1] == ["healthcheck"]
-    settings = FabricSettings.load(arguments[1:] if is_healthcheck else arguments)
-    setup_logging("fabric", settings.instance, settings.log_level)
-    if is_healthcheck:
-        raise SystemExit(exit_code(is_registered(settings.redis_url, settings.deployment, settings.instance)))
-    run_service(lambda stop: run_fabric(settings, stop))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Assembles the daemon (region, core, server), runs it and ends it."""
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import Verifier
@@ -20,12 +23,13 @@ from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
 from triptych_cache_store.persistence.journal import RegionJournal
+from triptych_cache_store.persistence.numa import SYSFS, region_node
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.server import Connections, StoreServer
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
-from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.driver import CudaDriver, CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
@@ -36,14 +40,22 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+HOLD_S = 2.0
+"""Seconds for which blocks of a dead writer are held where a GPU may still run its copies."""
+SLAB_GRANULE_BYTES = 2 << 20
+"""Unit of CUDA's own allocations: a slab of less shares its memory, and so its handle, with others."""
+SLAB_TIMEOUT_S, SLAB_RETRY_S = 10.0, 0.5
+NVIDIA_CONTROL = Path("/dev/nvidiactl")
 
-def open_slab(settings: StoreSettings) -> DeviceSlab | None:
+
+async def open_slab(settings: StoreSettings, stop: StopSignal) -> DeviceSlab | None:
     """Device memory for tensors; None if not configured or unavailable: tensors then use the region."""
-    num_bytes = settings.slab_bytes // settings.block_bytes * settings.block_bytes
+    num_bytes = math.ceil(settings.slab_bytes / SLAB_GRANULE_BYTES) * SLAB_GRANULE_BYTES
     if num_bytes == 0:
         return None
     try:
-        slab = DeviceSlab(load_driver(settings.slab_device), num_bytes)
+        driver = await asyncio.to_thread(load_driver, settings.slab_device)
+        slab = await _allocate(driver, num_bytes, stop)
     except CudaError as error:
         log.warning("device memory cannot be used", error=str(error))
         return None
@@ -51,11 +63,41 @@ def open_slab(settings: StoreSettings) -> DeviceSlab | None:
     return slab
 
 
+async def _allocate(driver: CudaDriver, num_bytes: int, stop: StopSignal) -> DeviceSlab:
+    """Slab, for which the GPU may lack memory at first: workers unmap that of a store that crashed.
+
+    Raises:
+        CudaError: there is no memory for it, also after `SLAB_TIMEOUT_S`.
+    """
+
+    def allocate() -> DeviceSlab:
+        driver.bind_thread()
+        return DeviceSlab(driver, num_bytes)
+
+    deadline = time.monotonic() + SLAB_TIMEOUT_S
+    while True:
+        try:
+            return await asyncio.to_thread(allocate)
+        except CudaError as error:
+            if stop.is_set or time.monotonic() >= deadline:
+                raise
+            log.info("device memory is waited for", num_bytes=num_bytes, error=str(error))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SLAB_RETRY_S):
+                await stop.wait()
+
+
+def has_nvidia_driver() -> bool:
+    """True if a process of this machine may write through an NVIDIA GPU."""
+    return NVIDIA_CONTROL.exists()
+
+
 def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
     """Bookkeeping of the device memory: its own pool, the shared table. It ends with the store."""
     num_blocks = info.num_bytes // block_num_bytes
     limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))
-    return Slab(info, Space(table, BestFitPool(num_blocks), EvictionPolicy(), EntryJournal(), limits))
+    space = Space(table, BestFitPool(num_blocks), EvictionPolicy(), EntryJournal(), limits, hold_s=HOLD_S)
+    return Slab(info, space)
 
 
 async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
@@ -77,7 +119,10 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, region.close, unlink=not settings.keep_region)
-        slab = await asyncio.to_thread(open_slab, settings)
+        slab = await open_slab(settings, stop)
+        node = region_node(SYSFS, None if slab is None else slab.pci_bus_id)
+        if node is not None and region.prefer_node(node):
+            log.info("region lies beside the GPU", node=node)
         connections = Connections()
         core = make_core(settings, region, connections.is_connected, None if slab is None else slab.info)
         verifier = Verifier(
@@ -120,6 +165,7 @@ def make_core(
     )
     state = make_state(region.buffer, identity, settings.limits(layout), slab, settings.reserve_fraction)
     state.verify_queue.takes_checksums = settings.verify != "off"
+    state.space.hold_s = HOLD_S if has_nvidia_driver() or slab is not None else 0.0
     if not region.is_new:
         recovered = recover(
             state,

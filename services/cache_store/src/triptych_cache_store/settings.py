@@ -29,8 +29,8 @@ class StoreSettings(ServiceSettings, MetricsSettings):
     block_bytes: PositiveInt = 64 << 10
     """Bytes of a block, the unit of allocation; a multiple of 4096."""
     slab_bytes: NonNegativeInt = 0
-    """Bytes of GPU memory to take for the transport `cuda_ipc`, held until the process ends; 0: none. Without
-    a GPU or `cuda-bindings` the store runs without and logs it."""
+    """Bytes of GPU memory to take for the transport `cuda_ipc`, rounded up to 2 MiB, held until the process
+    ends; 0: none. Without a GPU or `cuda-bindings` the store runs without and logs it."""
     slab_device: NonNegativeInt = 0
     """Number of the slab's GPU, among those that the store may see."""
     reserve_fraction: float = Field(default=0.05, ge=0, lt=1)

@@ -98,7 +98,14 @@ class Encoder(Protocol):
         ...
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        """Encode; raises EncodeRefusedError or EngineFailedError. No worker writes after a refusal."""
+        """Encode; raises EncodeRefusedError or EngineFailedError. No worker writes after a refusal.
+
+        On return a GPU may still write the item: its seal comes later.
+        """
+        ...
+
+    async def is_writing(self) -> bool:
+        """True while a GPU writes items for which `encode` has returned; raises EngineFailedError."""
         ...
 
     async def check_health(self) -> None:

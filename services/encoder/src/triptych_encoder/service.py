@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
+from triptych_common import release
 from triptych_common.bus import AsyncBus, Delivery, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
@@ -49,9 +50,9 @@ from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
-from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck, engine_cpu_seconds
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, engine_activity
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, may_use_slab, probe_store
+from triptych_vllm_connector.host.platform import gpus_are_busy, has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
 
@@ -68,10 +69,10 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     Raises:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
-    from triptych_encoder.engine.encode_engine import run_engine  # vLLM: the service runs on any `Encoder`
-
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
+    from triptych_encoder.engine.encode_engine import run_engine  # vLLM: the service runs on any `Encoder`
+
     check_listener(settings)
     comes_last = bool(settings.cores) and settings.core_policy == "text_first"
     if comes_last:
@@ -98,7 +99,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         stuck_after_s=settings.engine_timeout_s,
         decoding=settings.decoding_bounds,
     )
-    async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
+    async with run_engine(options, limits) as engine:  # first: nothing of ours runs beside its start
         if comes_last:
             stay_off(set(settings.other_cores) - set(settings.cores))
         tracing = setup_service_tracing("encoder", settings)
@@ -152,7 +153,9 @@ class EncoderService:
         self._runner = JobRunner(
             engine,
             EngineWatchdog(
-                StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu())), EngineFailedError
+                settings.engine_timeout_s,
+                engine_activity(gpus_are_busy),
+                EngineFailedError,
             ),
             EncodeGate(gate_policy(settings), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
@@ -226,16 +229,16 @@ class EncoderService:
             try:
                 async with asyncio.TaskGroup() as group:
                     upkeep = [
-                        group.create_task(each)
+                        group.create_task(stop.watch(*each))
                         for each in (
-                            self._replies.run(),
-                            self._leases.run(),
-                            self._slab.run(registration),
-                            self._speed.run(registration),
-                            self._watch_health(),
+                            (self._replies.run,),
+                            (self._leases.run,),
+                            (self._slab.run, registration),
+                            (self._speed.run, registration),
+                            (self._watch_health,),
                         )
                     ]
-                    await self._take_jobs(registration, stop)
+                    await stop.watch(self._take_jobs, registration, stop)
                     await self._wait_settled()
                     for task in upkeep:
                         task.cancel()
@@ -247,6 +250,7 @@ class EncoderService:
         settings = self._settings
         return InstanceRecord(
             instance=settings.instance,
+            release=release(),
             boot_id=uuid.uuid4().hex,
             role=Role.ENCODE,
             model=settings.model.rstrip("/").rsplit("/", 1)[-1],
@@ -284,7 +288,7 @@ class EncoderService:
                     if stop.is_set:
                         await delivery.hand_back()
                         continue
-                    task = group.create_task(self._runner.run(delivery))
+                    task = group.create_task(stop.watch(self._runner.run, delivery))
                     self._running[task] = delivery
                     task.add_done_callback(self._running.pop)
         except TimeoutError:

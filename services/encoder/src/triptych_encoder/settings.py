@@ -35,7 +35,7 @@ class EncoderSettings(DecodingSettings, MetricsSettings):
     max_deliveries: PositiveInt = 3
     """Deliveries of one job; a job delivered more often goes to `dead-letters`."""
     engine_timeout_s: PositiveFloat = 60.0
-    """Seconds for which vLLM may have jobs and neither answer one nor compute; then the encoder ends, to be
+    """Seconds for which vLLM may have jobs, answer none and make no progress; then the encoder ends, to be
     restarted. On a GPU: more than its slowest step takes."""
     max_audio_s: PositiveFloat = 600.0
     """Duration in seconds of the longest audio that is decoded; longer is refused."""

@@ -1,10 +1,12 @@
 """ASGI application of one gateway: forwarded paths, and a FastAPI application for all others."""
 
-from fastapi import FastAPI
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from collections.abc import Sequence
 
-from triptych_gateway.access.cors import CrossOrigin
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
 from triptych_gateway.routes.docs import docs_routes
@@ -14,8 +16,43 @@ from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
 from triptych_gateway.routes.ui import ui_routes
-from triptych_gateway.ui.store_reader import StoreReader
-from triptych_gateway.ui.system_view import SystemView
+from triptych_gateway.ui.system_view import StoreReader, SystemView
+
+API_PATHS = "/v1/"
+MAX_AGE_S = 600  # that a browser need not ask again
+READABLE_HEADERS = (
+    "X-Request-Id",
+    "Request-Id",
+    "Retry-After",
+    *(
+        f"x-ratelimit-{part}-{rate}"
+        for part in ("limit", "remaining", "reset")
+        for rate in ("requests", "tokens")
+    ),
+)
+
+
+class CrossOrigin:
+    """ASGI application around `app` that lets pages call the API, not metrics and health.
+
+    Keys are shown by a header that a page sets itself. Browsers send no credentials of their own.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        """Store the origins: `https://app.example.org`, or `*` for all."""
+        self._app = app
+        self._api = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=READABLE_HEADERS,
+            max_age=MAX_AGE_S,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_api = scope["type"] == "http" and scope["path"].startswith(API_PATHS)
+        await (self._api if is_api else self._app)(scope, receive, send)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -24,17 +61,27 @@ def create_app(gateway: Gateway) -> ASGIApp:
         title="Triptych gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     install_error_handlers(app)
-    chat, view = gateway.chat, gateway.view
-    app.include_router(model_routes(chat.api_keys, chat.instances))
-    app.include_router(file_routes(gateway.files, chat))
+    services, view = gateway.services, gateway.view
+    access = services.access
+    app.include_router(model_routes(access.api_keys, services.instances))
+    app.include_router(file_routes(gateway.files, services))
     app.include_router(
-        health_routes(view, gateway.registration, chat.limiter, chat.metrics, gateway.stream_lags)
+        health_routes(
+            view,
+            gateway.registration,
+            access.limiter,
+            services.metrics,
+            gateway.stream_lags,
+            gateway.waiting_work,
+        )
     )
     app.include_router(docs_routes())
-    app.include_router(ui_routes(chat.recents, chat.api_keys, gateway.registration, _system_view(gateway)))
+    app.include_router(
+        ui_routes(services.recents, access.api_keys, gateway.registration, _system_view(gateway))
+    )
     max_sends = gateway.settings.max_media_sends
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
-    apps = forwarded_apps(chat, gateway.responses)
+    apps = forwarded_apps(services, gateway.responses)
     for each in apps:  # other methods: 405
         route = Route(each.endpoint.path, each, methods=list(each.endpoint.methods))
         route.methods = set(each.endpoint.methods)  # Starlette adds HEAD
@@ -49,7 +96,7 @@ def _system_view(gateway: Gateway) -> SystemView:
         registration=gateway.registration,
         view=gateway.view,
         router=gateway.router,
-        limiter=gateway.chat.limiter,
+        limiter=gateway.services.access.limiter,
         max_requests=gateway.settings.max_requests_in_flight,
         sizes=gateway.orders.sizes,
         stream_lags=gateway.stream_lags,

@@ -3,9 +3,13 @@
 Kubernetes exchanges secrets and config maps by such links.
 """
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from triptych_common.domain.errors import TriptychError
 
 Content = TypeVar("Content")
 _Mark = tuple[int, ...] | None  # of one state of the file; None: it is not there
@@ -32,6 +36,24 @@ class ChangedFile(Generic[Content]):
             if isinstance(error.__cause__, OSError):
                 self._seen = ()  # it may be readable at the next look
             raise
+
+    async def watch(
+        self,
+        interval_s: float,
+        threads: Executor,
+        apply: Callable[[Content], None],
+        on_unusable: Callable[[TriptychError], None],
+    ) -> None:
+        """Check the file's times at intervals, for ever, and `apply` new content."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                content = await loop.run_in_executor(threads, self.try_read)
+                if content is not None:
+                    apply(content)
+            except TriptychError as error:
+                on_unusable(error)
 
 
 def _mark_of(path: Path) -> _Mark:

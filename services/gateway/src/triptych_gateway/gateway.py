@@ -2,68 +2,68 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from triptych_common import release
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registration, Registry, RequestCounts, SharedSizes, SingleFlight
+from triptych_common.coordination import (
+    EntryDirectory,
+    Registration,
+    Registry,
+    RequestCounts,
+    SharedSizes,
+    SingleFlight,
+)
+from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.api_keys_file import read_api_keys_file
-from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.auth import ApiKeyEntry, ApiKeys, read_api_keys_file
 from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.chat.exchange import ChatParts
-from triptych_gateway.chat.forward import Forwarder
-from triptych_gateway.chat.media_serving import MediaServing
-from triptych_gateway.chat.routing_headers import RoutingHeaders
-from triptych_gateway.chat.stages import Stages
+from triptych_gateway.changed_file import ChangedFile
+from triptych_gateway.decision.decision_policy import EncodeOverride
 from triptych_gateway.decision.encode_decisions import EncodeDecisions
-from triptych_gateway.decision.encode_override import EncodeOverride
-from triptych_gateway.decision.shared_queue import SharedQueue
-from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.decision.redis_reads import EncoderReturn, SharedQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.job_window import JobWindow
+from triptych_gateway.encode.job_window import EncodeCapacity, JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
+from triptych_gateway.encode.scrape_gauges import StreamLags, WaitingWork
 from triptych_gateway.encode.sizes import SizesCache
-from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.fetch.fetcher import open_fetcher
-from triptych_gateway.fetch.options import FetchOptions
-from triptych_gateway.files.file_service import FileService
-from triptych_gateway.gateway_parts import (
-    encode_ahead,
-    file_service,
-    file_watches,
-    media_limits,
-    request_parsers,
-    transfer_orders,
-)
-from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.files.encode_ahead import EncodeAhead
+from triptych_gateway.files.file_service import ExpirySweep, FileService
+from triptych_gateway.files.file_store import FileStore
+from triptych_gateway.files.uploads import FileUploads
+from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.race import CutOff
-from triptych_gateway.request.chat_request import RequestParser
+from triptych_gateway.proxy.forward import Forwarder
+from triptych_gateway.proxy.routing import RoutingHeaders
+from triptych_gateway.proxy.services import AccessServices, MediaServices, Services
+from triptych_gateway.proxy.stages import Stages
+from triptych_gateway.request.chat_request import RequestOptions, RequestParser
+from triptych_gateway.request.image_header import ImageLimits
+from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
-from triptych_gateway.routing.encode_capacity import EncodeCapacity
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import Router
-from triptych_gateway.routing.routing_report import open_router
-from triptych_gateway.routing.served_models import ServedModels
+from triptych_gateway.routing.router import Router, open_router
+from triptych_gateway.routing.served_models import ModelsFile, ServedModels, read_models_file
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
-from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.link_rates import LinkRates
+from triptych_gateway.transfers.fabric_view import FabricView, LinkRates
+from triptych_gateway.transfers.place_finder import DirectoryNotes
 from triptych_gateway.transfers.transfer_orders import TransferOrders
 from triptych_gateway.upstream_client import new_client
 
@@ -84,9 +84,10 @@ class Gateway:
     media_cache: MediaCache
     registration: Registration
     files: FileService | None
-    chat: ChatParts
+    services: Services
     responses: ResponseParts
     stream_lags: StreamLags
+    waiting_work: WaitingWork
 
 
 @asynccontextmanager
@@ -103,38 +104,54 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
-        registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache()
+        registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache(settings.media_base_url)
         view = RegistryView(registry, settings.registry_interval_s)
-        router = open_router(settings.suspect_s, settings.routing_file, metrics)
+        router = open_router(settings, metrics)
         models = ServedModels.of_file(settings.models_file)
-        instances = Instances(
-            view,
-            router,
-            settings.instance_grace_s,
-            settings.max_dispatch_attempts,
-            models,
-            resends_to_last=settings.resend_to_last_instance,
-        )
+        instances = Instances(view, router, settings, models)
         fabric, rates = FabricView(view), LinkRates()
-        orders = _encode_orders(settings, bus, media_cache, view, metrics, fabric, rates)
-        transfers = transfer_orders(settings, bus, orders, fabric, rates, metrics)
-        final_acks = FinalAcks(bus, settings.instance)
-        limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
-        key_limiter = KeyLimiter(
-            RequestCounts(bus),
-            metrics,
-            timeout_s=settings.limits_timeout_s,
-            fails_open=settings.limits_without_redis == "open",
+        orders = EncodeOrders(
+            single_flight=SingleFlight(bus),
+            gateway=settings.instance,
+            media_cache=media_cache,
+            sizes=SizesCache(
+                SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s),
+                settings.sizes_cache_items,
+            ),
+            settings=settings,
+            window=JobWindow(EncodeCapacity(lambda: view.records).of),
+            stores=EncodeStores(lambda: view.records, settings=settings, measured_s=rates.measured_s),
+            metrics=metrics,
+            places=ItemPlaces(lambda: fabric.are_apart),
         )
+        # The directory is bounded as the sizes are: both have recent items.
+        directory = EntryDirectory(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
+        transfers = TransferOrders(
+            bus=bus,
+            gateway=settings.instance,
+            fabric=fabric,
+            orders=orders,
+            notes=DirectoryNotes(directory, settings.publish_timeout_s),
+            rates=rates,
+            settings=settings,
+            metrics=metrics,
+        )
+        final_acks = FinalAcks(bus, settings.instance)
+        access = _access(settings, bus, models, metrics)
         decisions = EncodeDecisions(
             mode=settings.encode_decision,
             override=EncodeOverride(settings.encode_override),
             view=view,
             router=router,
             orders=orders,
-            encoder_return=EncoderReturn(registry),
+            encoder_return=EncoderReturn(registry, on_demand=settings.encoders_on_demand),
             shared_queue=SharedQueue(orders.flight_requests.read_backlog),
             metrics=metrics,
+        )
+        media_limits = MediaLimits(
+            settings.max_item_bytes,
+            ImageLimits(settings.max_image_pixels, settings.image_formats),
+            settings.video_piece_rows,
         )
         with (
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
@@ -143,37 +160,53 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
-            ahead = encode_ahead(settings, orders, final_acks, view, metrics)
-            files = file_service(
-                settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
-            )
+            files: FileService | None = None
+            if settings.files_dir is not None:
+                store = FileStore(settings.files_dir, settings)
+                ahead: EncodeAhead | None = None
+                if settings.files_encode_ahead and settings.encode_decision != "local":
+                    ahead = EncodeAhead(
+                        orders=orders,
+                        final_acks=final_acks,
+                        view=view,
+                        metrics=metrics,
+                        timeout_s=settings.first_token_timeout_s,
+                        video_piece_rows=settings.video_piece_rows,
+                    )
+                uploads = FileUploads(store, media_limits, access.limiter, upload_threads)
+                expiry = ExpirySweep(store, list_threads)
+                files = FileService(store, uploads, expiry, ahead, file_threads, list_threads, metrics)
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
-                open_fetcher(FetchOptions.of(settings), media_threads, metrics) as fetcher,
+                open_fetcher(settings, media_threads, metrics) as fetcher,
             ):
                 stages = Stages(http, router, decisions, metrics, body_threads, settings.max_answer_bytes)
                 forwarder = Forwarder(instances, stages, transfers, metrics, settings.chunk_timeout_s)
-                media_serving = MediaServing(
-                    gateway=settings.instance,
-                    files=files,
-                    intake=MediaIntake(media_limits(settings), media_threads, fetcher),
+                guard = PlaceholderGuard(
+                    settings.placeholder_tokens, settings.max_body_values, instances.placeholder_tokens_of
+                )
+                options = RequestOptions(settings.request_processor_options, settings.media_options)
+                services = Services(
+                    settings=settings,
+                    metrics=metrics,
+                    access=access,
+                    parser=RequestParser(guard, settings, options, body_threads),
+                    text_parser=TextParser(guard, settings, options, body_threads),
+                    media=MediaServices(
+                        files,
+                        MediaIntake(media_limits, media_threads, fetcher),
+                        orders,
+                        decisions,
+                        final_acks,
+                        transfers,
+                    ),
                     instances=instances,
-                    orders=orders,
-                    decisions=decisions,
-                    final_acks=final_acks,
-                    transfers=transfers,
                     forwarder=forwarder,
                     http=http,
                     threads=body_threads,
-                    metrics=metrics,
-                    max_body_bytes=settings.max_body_bytes,
-                    tokenize_timeout_s=settings.tokenize_timeout_s,
-                    encoder_grace_s=settings.encoder_grace_s,
-                    local_encode_after_s=settings.local_encode_after_s,
-                )
-                parsers = request_parsers(settings, body_threads, instances)
-                chat = _chat_parts(
-                    settings, metrics, limiter, key_limiter, parsers, instances, media_serving, forwarder
+                    recents=RecentRequests(settings.ui_recent_requests, settings.ui_listeners)
+                    if settings.ui
+                    else None,
                 )
                 responses = ResponseParts.open(settings, bus, view, files, file_threads)
                 bus.on_server_changed(orders.check_all)
@@ -183,22 +216,23 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 work = [
                     _read_registry(view, router, decisions),
                     _read_results(
-                        bus, settings.instance, orders, transfers, final_acks, decisions, chat.recents
+                        bus, settings.instance, orders, transfers, final_acks, decisions, services.recents
                     ),
                     transfers.run(),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     orders.flight_requests.run_room_reads(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
-                    key_limiter.run(),
-                    *file_watches(settings, chat.api_keys, models, list_threads),
+                    access.key_limiter.run(),
+                    *_file_watches(settings, access.api_keys, models, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
                 lags = StreamLags(bus, view, settings.instance, metrics, orders.queue)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     shared = settings, view, router, orders, transfers, media_cache
-                    yield Gateway(*shared, registration, files, chat, responses, lags)
-        await key_limiter.close()
+                    waiting_work = WaitingWork(orders, view, router, metrics)
+                    yield Gateway(*shared, registration, files, services, responses, lags, waiting_work)
+        await access.key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
@@ -255,78 +289,52 @@ async def _read_results(
             delivery.ack_soon()
 
 
-def _encode_orders(
-    settings: GatewaySettings,
-    bus: AsyncBus,
-    media: MediaCache,
-    view: RegistryView,
-    metrics: GatewayMetrics,
-    fabric: FabricView,
-    rates: LinkRates,
-) -> EncodeOrders:
-    link = LinkDefaults(settings.link_bytes_per_s, settings.link_round_trip_s)
-    shared = SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
-    return EncodeOrders(
-        single_flight=SingleFlight(bus),
-        gateway=settings.instance,
-        media_cache=media,
-        sizes=SizesCache(shared, settings.sizes_cache_items),
-        limits=OrderLimits(
-            inline_media_bytes=settings.inline_media_bytes,
-            media_base_url=settings.media_base_url,
-            max_attempts=settings.max_encode_attempts,
-            publish_timeout_s=settings.publish_timeout_s,
-            max_queued_jobs=settings.max_queued_jobs,
-            max_queue_age_s=settings.max_queue_age_s,
-            flight_check_s=settings.flight_check_s,
-        ),
-        window=JobWindow(EncodeCapacity(lambda: view.records).of),
-        stores=EncodeStores(lambda: view.records, link=link, measured_s=rates.measured_s),
-        metrics=metrics,
-        places=ItemPlaces(lambda: fabric.are_apart),
-    )
+def _file_watches(
+    settings: GatewaySettings, api_keys: ApiKeys, models: ServedModels, threads: ThreadPoolExecutor
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield the watches of files that may change."""
+
+    def replace_keys(entries: Sequence[ApiKeyEntry]) -> None:
+        api_keys.replace_entries(entries)
+        log.info("API keys read", num_keys=len(entries))
+
+    def keep_keys(error: TriptychError) -> None:
+        log.warning("file of API keys not usable, the former keys stay in force", error=str(error))
+
+    def replace_models(content: ModelsFile) -> None:
+        models.replace_content(content)
+        log.info("models read", num_aliases=len(content.aliases), shares=content.shares)
+
+    def keep_models(error: TriptychError) -> None:
+        log.warning("file of models not usable, the former one stays in force", error=str(error))
+
+    if (path := settings.api_keys_file) is not None:
+        keys_file = ChangedFile(path, read_api_keys_file)
+        yield keys_file.watch(settings.api_keys_check_s, threads, replace_keys, keep_keys)
+    if (path := settings.models_file) is not None:
+        models_file = ChangedFile(path, read_models_file)
+        yield models_file.watch(settings.models_check_s, threads, replace_models, keep_models)
 
 
-def _chat_parts(
-    settings: GatewaySettings,
-    metrics: GatewayMetrics,
-    limiter: RequestLimiter,
-    key_limiter: KeyLimiter,
-    parsers: tuple[RequestParser, TextParser],
-    instances: Instances,
-    media_serving: MediaServing,
-    forwarder: Forwarder,
-) -> ChatParts:
+def _access(
+    settings: GatewaySettings, bus: AsyncBus, models: ServedModels, metrics: GatewayMetrics
+) -> AccessServices:
     keys = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
+    limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
     metrics.in_flight.set_function(lambda: limiter.num_requests)
-    return ChatParts(
-        metrics=metrics,
-        trace_trust=TraceTrust(settings.trust_traceparent, settings.trust_traceparent_networks),
-        routing_headers=RoutingHeaders(
-            instances.models, frozenset(settings.front_end_keys), settings.front_end_networks
-        ),
-        api_keys=ApiKeys(settings.api_keys, keys),
-        limiter=limiter,
-        key_limiter=key_limiter,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        body_piece_timeout_s=settings.body_piece_timeout_s,
-        parser=parsers[0],
-        text_parser=parsers[1],
-        first_token_timeout_s=settings.first_token_timeout_s,
-        request_timeout_s=settings.request_timeout_s,
-        instances=instances,
-        media_serving=media_serving,
-        forwarder=forwarder,
-        chunk_timeout_s=settings.chunk_timeout_s,
-        cut_off=CutOff(),
-        recents=RecentRequests(settings.ui_recent_requests, settings.ui_listeners) if settings.ui else None,
+    return AccessServices(
+        TraceTrust(settings.trust_traceparent, settings.trust_traceparent_networks),
+        RoutingHeaders(models, frozenset(settings.front_end_keys), settings.front_end_networks),
+        ApiKeys(settings.api_keys, keys),
+        limiter,
+        KeyLimiter(RequestCounts(bus), metrics, settings),
     )
 
 
 def _record(settings: GatewaySettings) -> InstanceRecord:
     return InstanceRecord(
         instance=settings.instance,
+        release=release(),
         boot_id=uuid4().hex,
         role=Role.GATEWAY,
         url=settings.media_base_url,

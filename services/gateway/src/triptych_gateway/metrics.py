@@ -69,7 +69,7 @@ class LatencyMetrics:
 
     def of(self, route: str, model: str, modality: str) -> LatencySeries:
         """Return the series of a listed `route` and `modality`, and the answering instance's `model`."""
-        key = (route, self._bounded(model), modality)
+        key = (route, self.bounded(model), modality)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = LatencySeries(
@@ -80,7 +80,8 @@ class LatencyMetrics:
             )
         return known
 
-    def _bounded(self, model: str) -> str:
+    def bounded(self, model: str) -> str:
+        """Return `model`, or `other` where as many as may have series of their own were seen before."""
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return OTHER
@@ -138,6 +139,7 @@ class GatewayMetrics:
         self._count_encodes()
         self._count_transfers()
         self._count_streams()
+        self._count_waiting_work()
         self._count_fetches()
         self._count_files()
 
@@ -266,6 +268,39 @@ class GatewayMetrics:
         self.dead_letters = self.metrics.gauge(
             "gateway_dead_letters", "Entries that no consumer could handle, of the whole deployment"
         )
+
+    def _count_waiting_work(self) -> None:
+        """Create the gauges of waiting work, which `encode.waiting_work` sets at a scrape."""
+        self.encode_waiting_s = self.metrics.gauge(
+            "gateway_encode_seconds_waiting",
+            "Predicted seconds of one encoder for all items that this gateway's requests wait for",
+            ("namespace",),
+        )
+        self.waiting_for_first_encoder = self.metrics.gauge(
+            "gateway_waiting_for_first_encoder",
+            "Requests that wait for an encoder in a namespace that has none",
+            ("namespace",),
+        )
+        self.prefill_waiting_s = self.metrics.gauge(
+            "gateway_prefill_seconds_waiting",
+            "Seconds of one instance for the prompts of this gateway's requests that wait for their turn",
+            ("model", "role"),
+        )
+        self.decode_waiting_s = self.metrics.gauge(
+            "gateway_decode_seconds_waiting",
+            "Seconds of one instance for the answers to this gateway's requests that wait for their turn",
+            ("model", "role"),
+        )
+
+    def forget_waiting_work(self) -> None:
+        """Clear the values of waiting work: namespaces and models come and go."""
+        for gauge in (
+            self.encode_waiting_s,
+            self.waiting_for_first_encoder,
+            self.prefill_waiting_s,
+            self.decode_waiting_s,
+        ):
+            gauge.clear()
 
     def forget_streams(self) -> None:
         """Clear the values of streams: namespaces come and go."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -39,13 +40,13 @@ HostPattern = Annotated[
 ]
 
 
-class GatewaySettings(MediaSettings):
-    """Settings of the gateway, all that an operator can set."""
+class Section(BaseModel, use_attribute_docstrings=True, extra="forbid"):
+    """Section of the settings, handed as it is to the owner of what it bounds. Every field has a default."""
 
-    config_section = "gateway"
 
-    instance: str = "gateway-0"
-    """Name of this gateway, unique in the deployment; `{hostname}` in it is replaced by the host's name."""
+class ListenSettings(Section):
+    """Ports, their TLS, and bounds of connections."""
+
     host: HostText = "127.0.0.1"
     """Address to listen on: IPv4, IPv6 or a name. `0.0.0.0` is all of IPv4; `::` is all, IPv4 too."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -63,8 +64,33 @@ class GatewaySettings(MediaSettings):
     """PEM file of the certificate's key, without a passphrase. Not set: it is in `tls_cert_file`."""
     tls_client_ca_file: Path | None = None
     """PEM file of authorities: callers must show a certificate of one of them. Not set: none is asked for."""
+    max_tls_handshakes_per_s: PositiveFloat = 100.0
+    """TLS handshakes that begin in a second; others wait, in turns of the callers' addresses."""
     forwarded_allow_ips: tuple[IPv4Network | IPv6Network, ...] = ()
     """JSON list of the networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    max_idle_connections: PositiveInt = 2048
+    """Callers' connections on which no request is being answered; beyond this the oldest is closed."""
+    max_header_bytes: PositiveInt = 64 << 10
+    """Bytes of a request's line and headers together, and of what frames its body; more: 431."""
+    header_timeout_s: PositiveFloat = 10.0
+    """Seconds to send a request's line and headers; then 408. Also bounds a body that outlasts its answer."""
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:  # noqa: N804 - pydantic calls it on the model
+        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
+            raise ValueError("tls_key_file and tls_client_ca_file need a tls_cert_file")
+        if self.tls_cert_file is not None and self.internal_port is None:
+            raise ValueError("tls_cert_file needs an internal_port, for encoders and health checks")
+        if self.internal_port and self.internal_port == self.port:
+            raise ValueError("internal_port must not be port")
+        if self.internal_host is not None and self.internal_port is None:
+            raise ValueError("internal_host needs an internal_port")
+        return self
+
+
+class AccessSettings(Section):
+    """Callers: their keys, and what their headers may set."""
+
     api_keys: tuple[SecretStr, ...] = ()
     """JSON list of API keys, plain or `sha256:{hex}`. Empty, without `api_keys_file`: no authentication."""
     api_keys_file: Path | None = None
@@ -77,44 +103,54 @@ class GatewaySettings(MediaSettings):
     """Seconds until the Redis call that counts a request against its key's limits is given up."""
     cors_origins: tuple[Origin, ...] = ()
     """JSON list of origins whose web pages may call `/v1/…` from a browser, or `["*"]`. Empty: none."""
-
-    models_file: Path | None = None
-    """YAML file of further names of models, and of the shares of their versions. Not set: none."""
-    models_check_s: PositiveFloat = 5.0
-    """Seconds between two checks of `models_file` for a change."""
     front_end_keys: tuple[str, ...] = ()
     """JSON list of the names of API keys whose requests may choose versions and instances by header."""
     front_end_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     """JSON list of networks whose peers may choose versions and instances by header."""
-
-    ui: bool = False
-    """Serve the page at `/ui`, and keep ids, sizes and times of recent requests in memory for it."""
-    ui_recent_requests: int = Field(default=200, ge=1, le=1000)
-    """Recent requests that are kept in memory and shown at `/ui`."""
-    ui_listeners: int = Field(default=16, ge=1, le=1000)
-    """Pages at `/ui` that may be open at once; more are refused with 429."""
-
     trust_traceparent: bool = False
     """Take callers' `traceparent` and `tracestate`: a request joins its caller's trace and its sampling. Off:
     each request is a trace of its own."""
     trust_traceparent_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     """JSON list of networks: `traceparent` is taken from peers in them alone. Empty: from every peer."""
-    traces_keep_errors: bool = True
-    """Keep the gateway's spans of a request that failed with 5xx even if its trace is not sampled."""
-    traces_keep_slow_ms: NonNegativeFloat = 0.0
-    """Keep spans of requests that took this many milliseconds though their trace is unsampled; 0: none."""
 
-    drain_grace_s: NonNegativeFloat = 1.0
-    """Seconds for which requests are still taken after `/health/ready` has turned 503; part of
-    `drain_timeout_s`, and longer than the interval of the balancer's checks."""
-    max_requests_in_flight: PositiveInt = 256
-    """Requests that are served at once; more are refused with 429."""
-    max_idle_connections: PositiveInt = 2048
-    """Callers' connections on which no request is being answered; beyond this the oldest is closed."""
+
+class RoutingSettings(Section):
+    """Registry of instances, and the choice among them."""
+
+    models_file: Path | None = None
+    """YAML file of further names of models, and of the shares of their versions. Not set: none."""
+    models_check_s: PositiveFloat = 5.0
+    """Seconds between two checks of `models_file` for a change."""
+    instance_grace_s: PositiveFloat = 5.0
+    """Seconds that a request waits for an instance that served its model before to return; then 503."""
+    max_dispatch_attempts: PositiveInt = 2
+    """Instances tried for one request; a pair's failed instances and failed handovers count apart."""
+    resend_to_last_instance: bool = False
+    """Send a request again to the last instance of its model after another one ended while it had the
+    request. One request may then end all instances; otherwise it is never sent to more than two."""
+    suspect_s: PositiveFloat = 2.0
+    """Seconds for which an instance that could not be reached is avoided, unless it is the only one."""
+    routing_file: Path | None = None
+    """YAML file of how instances are chosen at each stage: scorers and their weights, filters, picker; read
+    at the start. Not set: the default of each stage."""
+    registry_interval_s: PositiveFloat = 0.5
+    """Seconds between two reads of the registry of instances."""
+
+
+class BodySettings(Section):
+    """Bounds of reading a body."""
+
     max_body_bytes: PositiveInt = 64 << 20
     """Bytes of a request's body; a larger one is refused with 413."""
-    max_answer_bytes: PositiveInt = 64 << 20
-    """Bytes of an answer that is not streamed, held until it is whole; larger: 413 `answer_too_large`."""
+    body_timeout_s: PositiveFloat = 30.0
+    """Seconds for a caller to send a request's body; then 408."""
+    body_piece_timeout_s: PositiveFloat = 10.0
+    """Seconds between two pieces of a request's body; then 408."""
+
+
+class RequestSettings(Section):
+    """Bounds of one parsed request. Each guards the event loop of the gateway, or of prefill_decode."""
+
     max_prompt_bytes: PositiveInt = 4 << 20
     """Bytes of a request's body without the media in its `data:` URLs; larger: 413."""
     max_body_values: PositiveInt = 50_000
@@ -130,14 +166,15 @@ class GatewaySettings(MediaSettings):
     where the request sets none; more: 400."""
     max_logprobs: PositiveInt = 250_000
     """Log probabilities of one request, of all tokens of its answers and prompts; more: 400."""
-    max_header_bytes: PositiveInt = 64 << 10
-    """Bytes of a request's line and headers together, and of what frames its body; more: 431."""
-    header_timeout_s: PositiveFloat = 10.0
-    """Seconds to send a request's line and headers; then 408. Also bounds a body that outlasts its answer."""
-    max_media_in_flight_bytes: PositiveInt = 1 << 30
-    """Bytes of all bodies and media held at once, as far as they have arrived; more: 429 `too_much_media`."""
     max_items: PositiveInt = 16
     """Media items in one request; more: 400."""
+    placeholder_tokens: tuple[str, ...] = ()
+    """JSON list of tokens that no text of a request may contain, besides the placeholders of the model."""
+
+
+class ItemSettings(Section):
+    """Bounds of one media item."""
+
     max_item_bytes: PositiveInt = 20 << 20
     """Bytes of one media item, decoded from base64 or fetched; larger: 413."""
     max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
@@ -145,6 +182,11 @@ class GatewaySettings(MediaSettings):
     video_piece_rows: NonNegativeInt = 1024
     """Fewest rows of a piece of a video, for models whose videos can be encoded in pieces; 0: none is
     divided. Part of a video's identity: give all gateways the same."""
+
+
+class FetchSettings(ItemSettings):
+    """Media named by URL."""
+
     fetch_urls: bool = True
     """Fetch media named by http(s) URL, from public addresses. Off: 400 `remote_media_disabled`."""
     fetch_allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
@@ -180,6 +222,11 @@ class GatewaySettings(MediaSettings):
     Not set: none is used, and none of the environment."""
     fetch_file_root: AbsolutePath | None = None
     """Absolute path of a folder of files that any caller may name by `file://` URL. Not set: none."""
+
+
+class FileSettings(ItemSettings, BodySettings):
+    """Directory of uploaded files, and bounds on them."""
+
     files_dir: AbsolutePath | None = None
     """Absolute path of the folder of uploaded files; made with mode 0700, and refused if others can read it.
     Gateways may share it. Not set: `/v1/files` is not served."""
@@ -203,16 +250,37 @@ class GatewaySettings(MediaSettings):
     """Uploads that run at once; more are refused with 429."""
     files_encode_ahead: bool = True
     """Encode an uploaded file before a request names it, while encoders are idle."""
-    responses_ttl_s: PositiveInt = 6 * 3600
-    """Seconds for which a stored response can be found, where instances store responses."""
-    responses_image_bytes: int = Field(default=64 << 20, ge=0)
-    """Bytes of stored responses' images kept in memory to continue them; least recently used go first."""
-    placeholder_tokens: tuple[str, ...] = ()
-    """JSON list of tokens that no text of a request may contain, besides the placeholders of the model."""
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Bytes of the largest file: one that requests may use."""
+        return min(self.files_max_file_bytes, self.max_item_bytes)
+
+    @field_validator("files_max_lifetime_s")
+    @classmethod
+    def _check_lifetimes(cls, longest: int, others: ValidationInfo) -> int:
+        if longest < others.data.get("files_lifetime_s", 0):
+            raise ValueError("must not be less than files_lifetime_s")
+        return longest
+
+
+class SharedItemSettings(Section):
+    """Facts about items that gateways share in Redis."""
+
+    publish_timeout_s: PositiveFloat = 5.0
+    """Seconds to publish one encode job, and to look up sizes in Redis."""
+    sizes_redis_items: PositiveInt = 30_000
+    """Items whose placeholder sizes, and with several stores whose locations, Redis keeps for all gateways;
+    the oldest are dropped. Give all gateways the same."""
+    sizes_ttl_s: PositiveInt = 86_400
+    """Seconds for which placeholder sizes stay in Redis after the last one was written."""
+
+
+class EncodeSettings(SharedItemSettings):
+    """Encode jobs, and how long requests wait for them."""
+
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
     """Bytes up to which media travel inside the encode job; encoders fetch larger ones from the gateway."""
-    max_media_sends: PositiveInt = 32
-    """Media that encoders fetch from this gateway at once; the others wait in order."""
     max_queued_jobs: PositiveInt = 1000
     """Encode jobs of one namespace that wait at this gateway; beyond this, requests of keys or tenants that
     exceed their share of the queue are refused with 429."""
@@ -220,33 +288,18 @@ class GatewaySettings(MediaSettings):
     """Seconds that an encode job may wait, as predicted or measured for its key or tenant; longer: 429."""
     flight_check_s: PositiveFloat = 2.0
     """Seconds between two checks of unanswered jobs in Redis; jobs that Redis has lost are sent again."""
-    link_bytes_per_s: PositiveFloat = 125_000_000.0
-    """Bytes per second assumed for the link between two hosts' stores until its transfers are measured."""
-    link_round_trip_s: PositiveFloat = 0.001
-    """Seconds assumed for a transfer between two hosts besides its bytes, until transfers are measured."""
-    max_transfer_attempts: PositiveInt = 3
-    """Transfers of one item to the store of one instance before its requests fail; with several stores."""
-    transfer_grace_s: PositiveFloat = 2.0
-    """Seconds beyond three times the predicted time after which a silent agent fails a transfer."""
-
-    first_token_timeout_s: PositiveFloat = 60.0
-    """Seconds from a request's arrival to the first event of its stream, and for any request to get the sizes
-    and tensors of its media."""
-    request_timeout_s: PositiveFloat = 600.0
-    """Seconds for a whole request."""
-    body_timeout_s: PositiveFloat = 30.0
-    """Seconds for a caller to send a request's body; then 408."""
-    body_piece_timeout_s: PositiveFloat = 10.0
-    """Seconds between two pieces of a request's body; then 408."""
-    chunk_timeout_s: PositiveFloat = 60.0
-    """Seconds between two events of a stream, and for which a caller may read nothing of its answer before
-    the gateway closes the connection."""
-    connect_timeout_s: PositiveFloat = 2.0
-    """Seconds to connect to a prefill_decode instance."""
-    publish_timeout_s: PositiveFloat = 5.0
-    """Seconds to publish one encode job, and to look up sizes in Redis."""
+    max_encode_attempts: PositiveInt = 2
+    """Encode jobs published for one item, by all gateways together, before its requests fail."""
+    num_publishers: PositiveInt = 4
+    """Encode jobs that are published at once."""
+    sizes_cache_items: PositiveInt = 10_000
+    """Items whose placeholder sizes this gateway keeps in memory."""
     encoder_grace_s: PositiveFloat = 5.0
-    """Seconds that a request with media waits for an encoder to appear in the registry; then 503."""
+    """Seconds that a request with media waits for an encoder to appear in the registry; then 503. Set minutes
+    where encoders are started on demand."""
+    encoders_on_demand: bool = False
+    """Encoders are started for requests that wait for one, from zero too: a namespace without an encoder may
+    always get one, and streams that wait for it are kept open by comments."""
     local_encode_after_s: PositiveFloat = 15.0
     """Seconds after which encoders that have not delivered a request's items are given up, and an instance
     with a vision tower gets the whole request, if one is registered."""
@@ -256,32 +309,73 @@ class GatewaySettings(MediaSettings):
     encode_override: Literal["none", "operators", "all"] = "none"
     """Callers whose requests may override `encode_decision` by the header `X-Triptych-Encode`; `operators`
     are the API keys with `operator = true`."""
-    instance_grace_s: PositiveFloat = 5.0
-    """Seconds that a request waits for an instance that served its model before to return; then 503."""
 
-    max_encode_attempts: PositiveInt = 2
-    """Encode jobs published for one item, by all gateways together, before its requests fail."""
-    max_dispatch_attempts: PositiveInt = 2
-    """Instances tried for one request; a pair's failed instances and failed handovers count apart."""
-    resend_to_last_instance: bool = False
-    """Send a request again to the last instance of its model after another one ended while it had the
-    request. One request may then end all instances; otherwise it is never sent to more than two."""
-    suspect_s: PositiveFloat = 2.0
-    """Seconds for which an instance that could not be reached is avoided, unless it is the only one."""
-    routing_file: Path | None = None
-    """YAML file of how instances are chosen at each stage: scorers and their weights, filters, picker; read
-    at the start. Not set: the default of each stage."""
-    registry_interval_s: PositiveFloat = 0.5
-    """Seconds between two reads of the registry of instances."""
-    sizes_cache_items: PositiveInt = 10_000
-    """Items whose placeholder sizes this gateway keeps in memory."""
-    sizes_redis_items: PositiveInt = 30_000
-    """Items whose placeholder sizes, and with several stores whose locations, Redis keeps for all gateways;
-    the oldest are dropped. Give all gateways the same."""
-    sizes_ttl_s: PositiveInt = 86_400
-    """Seconds for which placeholder sizes stay in Redis after the last one was written."""
-    num_publishers: PositiveInt = 4
-    """Encode jobs that are published at once."""
+
+class TransferSettings(SharedItemSettings):
+    """Transfers between hosts' stores."""
+
+    link_bytes_per_s: PositiveFloat = 125_000_000.0
+    """Bytes per second assumed for the link between two hosts' stores until its transfers are measured."""
+    link_round_trip_s: PositiveFloat = 0.001
+    """Seconds assumed for a transfer between two hosts besides its bytes, until transfers are measured."""
+    max_transfer_attempts: PositiveInt = 3
+    """Transfers of one item to the store of one instance before its requests fail; with several stores."""
+    transfer_grace_s: PositiveFloat = 2.0
+    """Seconds beyond three times the predicted time after which a silent agent fails a transfer."""
+
+
+class GatewaySettings(
+    TransferSettings,
+    EncodeSettings,
+    FileSettings,
+    FetchSettings,
+    RequestSettings,
+    RoutingSettings,
+    AccessSettings,
+    ListenSettings,
+    MediaSettings,
+):
+    """Settings of the gateway, all that an operator can set. The last section is listed first."""
+
+    config_section = "gateway"
+
+    instance: str = "gateway-0"
+    """Name of this gateway, unique in the deployment; `{hostname}` in it is replaced by the host's name."""
+    ui: bool = False
+    """Serve the page at `/ui`, and keep ids, sizes and times of recent requests in memory for it."""
+    ui_recent_requests: int = Field(default=200, ge=1, le=1000)
+    """Recent requests that are kept in memory and shown at `/ui`."""
+    ui_listeners: int = Field(default=16, ge=1, le=1000)
+    """Pages at `/ui` that may be open at once; more are refused with 429."""
+    traces_keep_errors: bool = True
+    """Keep the gateway's spans of a request that failed with 5xx even if its trace is not sampled."""
+    traces_keep_slow_ms: NonNegativeFloat = 0.0
+    """Keep spans of requests that took this many milliseconds though their trace is unsampled; 0: none."""
+    drain_grace_s: NonNegativeFloat = 1.0
+    """Seconds for which requests are still taken after `/health/ready` has turned 503; part of
+    `drain_timeout_s`, and longer than the interval of the balancer's checks."""
+    max_requests_in_flight: PositiveInt = 256
+    """Requests that are served at once; more are refused with 429."""
+    max_answer_bytes: PositiveInt = 64 << 20
+    """Bytes of an answer that is not streamed, held until it is whole; larger: 413 `answer_too_large`."""
+    max_media_in_flight_bytes: PositiveInt = 1 << 30
+    """Bytes of all bodies and media held at once, as far as they have arrived; more: 429 `too_much_media`."""
+    responses_ttl_s: PositiveInt = 6 * 3600
+    """Seconds for which a stored response can be found, where instances store responses."""
+    responses_image_bytes: int = Field(default=64 << 20, ge=0)
+    """Bytes of stored responses' images kept in memory to continue them; least recently used go first."""
+    max_media_sends: PositiveInt = 32
+    """Media that encoders fetch from this gateway at once; the others wait in order."""
+    first_token_timeout_s: PositiveFloat = 60.0
+    """Seconds from a request's arrival to the first event of its stream, and for any request to get the sizes
+    and tensors of its media."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Seconds for a whole request."""
+    chunk_timeout_s: PositiveFloat = 60.0
+    """Seconds between two events of a stream, and for which a caller may read nothing of its answer before
+    the gateway closes the connection."""
+    connect_timeout_s: PositiveFloat = 2.0
+    """Seconds to connect to a prefill_decode instance."""
     tokenize_timeout_s: PositiveFloat = 2.0
     """Seconds for prefill_decode to count the tokens of a long text; then it is served uncounted."""
     num_body_threads: PositiveInt = 2
@@ -290,25 +384,6 @@ class GatewaySettings(MediaSettings):
     """Threads that read files and image headers, hash media, and decode base64 left to the end."""
     num_file_threads: PositiveInt = 2
     """Threads that write uploads; as many again read uploaded files, and as many list and remove them."""
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> Self:  # noqa: N804 - pydantic calls it on the model
-        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
-            raise ValueError("tls_key_file and tls_client_ca_file need a tls_cert_file")
-        if self.tls_cert_file is not None and self.internal_port is None:
-            raise ValueError("tls_cert_file needs an internal_port, for encoders and health checks")
-        if self.internal_port and self.internal_port == self.port:
-            raise ValueError("internal_port must not be port")
-        if self.internal_host is not None and self.internal_port is None:
-            raise ValueError("internal_host needs an internal_port")
-        return self
-
-    @field_validator("files_max_lifetime_s")
-    @classmethod
-    def _check_lifetimes(cls, longest: int, others: ValidationInfo) -> int:
-        if longest < others.data.get("files_lifetime_s", 0):
-            raise ValueError("must not be less than files_lifetime_s")
-        return longest
 
     @property
     def tail_sampling(self) -> TailSampling:

@@ -10,10 +10,13 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
 from triptych_common.coordination import Registration
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import MAX_ADAPTER_CHARS, MAX_ADAPTERS
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.seams.replacing import replace
 
 log = get_logger(__name__)
 
@@ -29,7 +32,8 @@ class AdapterTable(dict[str, Any]):
     def of(cls, models: Any) -> "AdapterTable":
         """Replace the table that vLLM's `OpenAIServingModels` made."""
         table = cls(models.lora_requests)
-        models.lora_requests = table
+        users = (OpenAIServingModels.load_lora_adapter, OpenAIServingModels.unload_lora_adapter)
+        replace(models, "lora_requests", table, used_by=users)
         return table
 
     def __setitem__(self, name: str, adapter: Any) -> None:

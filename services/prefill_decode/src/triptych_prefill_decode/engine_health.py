@@ -13,7 +13,7 @@ import orjson
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
 
 log = get_logger(__name__)
 
@@ -77,13 +77,12 @@ class AnsweringEngine(Protocol):
         ...
 
 
-async def watch_answers(engine: AnsweringEngine, check: StallCheck, *, interval_s: float) -> None:
+async def watch_answers(engine: AnsweringEngine, watchdog: EngineWatchdog, *, interval_s: float) -> None:
     """Ask the engine every `interval_s` seconds, until cancelled.
 
     Raises:
-        EngineGoneError: it has not answered, and hangs.
+        TriptychError: `watchdog` finds that the engine hangs.
     """
-    watchdog = EngineWatchdog(check, EngineGoneError)
     while True:
         await asyncio.sleep(interval_s)
         async with watchdog.waiting():

@@ -5,30 +5,31 @@ sampling tables  bounds of the GPU runner's tables checked here: beyond them it 
 """
 
 import functools
-import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling import utils as error_texts
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.worker.gpu.sample.logit_bias import (
     MAX_NUM_ALLOWED_TOKEN_IDS,
     MAX_NUM_LOGIT_BIAS_TOKENS,
     MAX_NUM_STOP_TOKEN_IDS,
 )
 
+from triptych_vllm_connector.seams.replacing import SeamNotFoundError, is_wrapped, replace
+
 MAX_ERROR_CHARS = 1000  # some 20 ms of vLLM's expressions at their worst
-SANITISER = "sanitize_message"
 
 
 def guard_requests() -> None:
     """Install the guards, before vLLM's application is built. Idempotent.
 
     Raises:
-        TypeError: vLLM has something else there, so that a guard would not be used.
+        SeamNotFoundError: vLLM has something else there, so that a guard would not be used.
     """
     _cut_error_texts()
     _check_tables_first()
@@ -41,23 +42,15 @@ def cut(text: str) -> str:
 
 def _cut_error_texts() -> None:
     """Replace vLLM's sanitiser wherever it is bound; later imports take it from `utils`."""
-    sanitise = getattr(error_texts, SANITISER, None)
-    if not callable(sanitise):
-        raise TypeError("vLLM's sanitiser of error texts is not where it was")
-    if not hasattr(sanitise, "__wrapped__"):
-        for module in _modules_with(sanitise):
-            setattr(module, SANITISER, _cutting(sanitise))
     from vllm.entrypoints.serve.exception_handling import error_response
 
+    sanitise: Any = getattr(error_texts, "sanitize_message", None)
+    if not is_wrapped(sanitise):
+        users = (error_response.create_error_response,)
+        replace(error_texts, "sanitize_message", _cutting(sanitise), used_by=users)
     message = error_response.create_error_response("x" * 10 * MAX_ERROR_CHARS).error.message
     if len(message) >= 2 * MAX_ERROR_CHARS:
-        raise TypeError("vLLM's error responses do not pass its sanitiser any more")
-
-
-def _modules_with(sanitise: Callable[[str], str]) -> Iterator[ModuleType]:
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("vllm.") and getattr(module, SANITISER, None) is sanitise:
-            yield module
+        raise SeamNotFoundError("vLLM's error responses do not pass its sanitiser any more")
 
 
 def _cutting(sanitise: Callable[[str], str]) -> Callable[[str], str]:
@@ -70,10 +63,8 @@ def _cutting(sanitise: Callable[[str], str]) -> Callable[[str], str]:
 
 def _check_tables_first() -> None:
     """Check after `update_from_tokenizer`, vLLM's last step, when words and ends have their tokens."""
-    update = getattr(SamplingParams, "update_from_tokenizer", None)
-    if not callable(update) or not hasattr(SamplingParams, "all_stop_token_ids"):
-        raise TypeError("vLLM's sampling parameters are not what they were")
-    if hasattr(update, "__wrapped__"):
+    update = SamplingParams.update_from_tokenizer
+    if is_wrapped(update):
         return
 
     @functools.wraps(update)
@@ -81,7 +72,12 @@ def _check_tables_first() -> None:
         update(params, tokenizer)
         check_sampling_tables(params)
 
-    SamplingParams.update_from_tokenizer = update_and_check
+    replace(
+        SamplingParams,
+        "update_from_tokenizer",
+        update_and_check,
+        used_by=(InputProcessor.process_inputs,),
+    )
 
 
 def check_sampling_tables(params: SamplingParams) -> None:

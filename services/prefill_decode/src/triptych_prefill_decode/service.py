@@ -21,15 +21,11 @@ import uvicorn
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import (
-    make_arg_parser,
-    resolve_default_chat_template_kwargs,
-    validate_parsed_serve_args,
-)
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.renderers.chat_utils import load_chat_template
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from triptych_common import release
 from triptych_common.bus import AsyncBus, check_login
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
@@ -46,7 +42,7 @@ from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.request_guards import guard_requests
 from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tokens
 from triptych_prefill_decode.settings import PrefillDecodeSettings
-from triptych_prefill_decode.warm_up import warm_up, warm_up_works
+from triptych_prefill_decode.warm_up import WarmUpError, warm_up, warm_up_works
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.grammars.checked import compiled_first
@@ -56,9 +52,10 @@ from triptych_vllm_connector.host.engine_options import (
     check_division,
     check_engine_options,
     fix_structured_outputs_backend,
+    parse_options,
     prefill_decode_options,
 )
-from triptych_vllm_connector.host.engine_watchdog import StallCheck, engine_cpu_seconds
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, engine_activity
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
 from triptych_vllm_connector.host.kv_transfer import (
     announced_kv_transfer,
@@ -72,11 +69,19 @@ from triptych_vllm_connector.host.kv_transfer import (
 )
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import FoundStore, has_gpu, may_use_slab, probe_store
+from triptych_vllm_connector.host.platform import (
+    FoundStore,
+    gpus_are_busy,
+    has_gpu,
+    may_use_slab,
+    probe_store,
+)
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.host.video_reader import read_videos_within
 from triptych_vllm_connector.process_exit import end_quickly
 from triptych_vllm_connector.records.replaying import replay_records
+from triptych_vllm_connector.seams.current import seam
+from triptych_vllm_connector.seams.replacing import replace
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.worker.rpc import LAYERS_NOT_LOADED, compute_of
 
@@ -115,13 +120,13 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         f"--served-model-name={settings.model_name}",
         "--disable-uvicorn-access-log",
     ]
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    args = parse_options(options)
     check_engine_options(args)
     fix_structured_outputs_backend(args)
     check_division(args, role)
     if kv_config is not None:
         check_kv_transfer(args.kv_transfer_config, kv_config, role)
-    validate_parsed_serve_args(args)
+    seam.cli_args().validate_parsed_serve_args(args)
     processes = DecodeProcesses(settings.decoding_bounds)
     read_image_formats_only(settings.image_formats, processes)
     read_audio_formats_only(processes)
@@ -131,7 +136,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)
         ]
-        # First: vLLM may fork, and nothing of ours runs yet.
+        # First: nothing of ours runs beside its start.
         async with build_async_engine_client(args) as engine:
             tracing = setup_service_tracing("prefill_decode", settings)
             try:
@@ -145,13 +150,17 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 ):
                     if settings.warm_up:
                         works = await warm_up_works(engine)
-                        check = StallCheck(settings.engine_timeout_s, engine_cpu_seconds(on_gpu=on_gpu))
-                        await warm_up(engine, works, stop, check)
+                        await warm_up(engine, works, stop, _watchdog(settings, WarmUpError))
                     if not stop.is_set:
                         await service.run(stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
     await _clear_inboxes(settings)  # the engine, which read them, has ended
+
+
+def _watchdog(settings: PrefillDecodeSettings, error: type[TriptychError]) -> EngineWatchdog:
+    activity = engine_activity(gpus_are_busy)
+    return EngineWatchdog(settings.engine_timeout_s, activity, error)
 
 
 def stores_responses(state: Any) -> bool:
@@ -162,7 +171,7 @@ def stores_responses(state: Any) -> bool:
 def rendering_of(args: Any) -> tuple[object, ...]:
     """Everything in vLLM's parsed options that turns chats into prompts."""
     template = load_chat_template(args.chat_template)
-    defaults = sorted(resolve_default_chat_template_kwargs(args).items())
+    defaults = sorted(seam.cli_args().resolve_default_chat_template_kwargs(args).items())
     return template, args.chat_template_content_format, defaults
 
 
@@ -237,7 +246,8 @@ class PrefillDecodeService:
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         answering: AsgiApp = app
         if decodes_only:
-            engine.generate = note_failures(engine.generate)
+            users = (OpenAIServingChat._create_chat_completion,)
+            replace(engine, "generate", note_failures(engine.generate), used_by=users)
             answering = KvErrorMiddleware(app, partial(_reject_handover, engine))
         gate = guarded(DeadEngineMiddleware(answering, lambda: engine.errored))
         server = ListeningServer(
@@ -270,6 +280,7 @@ class PrefillDecodeService:
         ) as slab:
             record = InstanceRecord(
                 instance=settings.instance,
+                release=release(),
                 boot_id=uuid.uuid4().hex,
                 role=role,
                 url=base_url(settings.advertised_host or settings.host, sockets[0].getsockname()[1]),
@@ -319,12 +330,12 @@ class PrefillDecodeService:
                             layers_not_loaded=(await self.engine.collective_rpc(LAYERS_NOT_LOADED))[0],
                         )
                         upkeep = [
-                            group.create_task(each)
+                            group.create_task(stop.watch(*each))
                             for each in (
-                                self._watch_health(),
-                                self._watch_answers(),
-                                self.slab.run(registration),
-                                announce_adapters(self.adapters, registration),
+                                (self._watch_health,),
+                                (self._watch_answers,),
+                                (self.slab.run, registration),
+                                (announce_adapters, self.adapters, registration),
                             )
                         ]
                         await stop.wait()
@@ -357,7 +368,7 @@ class PrefillDecodeService:
             EngineGoneError: the engine hangs, or died.
         """
         try:
-            check = StallCheck(self.settings.engine_timeout_s, engine_cpu_seconds(on_gpu=has_gpu()))
-            await watch_answers(self.engine, check, interval_s=ANSWER_CHECK_S)
+            watchdog = _watchdog(self.settings, EngineGoneError)
+            await watch_answers(self.engine, watchdog, interval_s=ANSWER_CHECK_S)
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error

@@ -60,8 +60,8 @@ class PrefillDecodeSettings(DecodingSettings):
     """JSON object of further options of vLLM's KV connector (`kv_connector_extra_config`), without
     `kv_lease_duration`."""
     engine_timeout_s: PositiveFloat = 60.0
-    """Seconds for which vLLM may neither answer its host nor compute; then the service ends, to be restarted.
-    On a GPU: more than its slowest step takes."""
+    """Seconds for which vLLM may neither answer its host nor make progress; then the service ends, to be
+    restarted. On a GPU: more than its slowest step takes."""
     warm_up: bool = True
     """Generate a few tokens in each way of sampling, or pool a prompt, before this instance registers, so
     that an engine's slow first steps delay no caller; an engine that fails at it ends the service."""

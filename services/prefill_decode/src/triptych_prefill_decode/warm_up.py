@@ -16,11 +16,13 @@ from vllm.exceptions import VLLMClientError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.tasks import POOLING_TASKS
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, StallCheck
+from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
+from triptych_vllm_connector.seams.replacing import replace
 from triptych_vllm_connector.worker.rpc import KEEP_RANDOM_STATE, RESTORE_RANDOM_STATE
 
 log = get_logger(__name__)
@@ -94,7 +96,7 @@ async def warm_up_works(engine: Any) -> list[WarmUpWork]:
 
 
 async def warm_up(
-    engine: WorkingEngine, works: Sequence[WarmUpWork], stop: StopSignal, check: StallCheck
+    engine: WorkingEngine, works: Sequence[WarmUpWork], stop: StopSignal, watchdog: EngineWatchdog
 ) -> None:
     """Run `works` one after the other, or return when `stop` is set.
 
@@ -104,14 +106,14 @@ async def warm_up(
         works: what may be asked of this engine. With an option of its own it may refuse all but the first.
 
     Raises:
-        WarmUpError: the engine failed, died, or hangs.
+        WarmUpError: the engine failed or died; or hangs, as `watchdog` finds and reports it.
     """
     if not works:
         return
     started_s = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            working = group.create_task(_do(engine, works, EngineWatchdog(check, WarmUpError)))
+            working = group.create_task(_do(engine, works, watchdog))
             stopped = group.create_task(stop.wait())
             await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
@@ -199,7 +201,8 @@ def _uncounted(engine: WorkingEngine) -> Iterator[None]:
     if manager is None:
         yield
         return
-    manager.record = _drop  # in front of the class's own; vLLM's client looks it up for each step
+    users = (AsyncLLM._run_output_handler,)  # which looks it up for each step
+    replace(manager, "record", _drop, used_by=users)  # in front of the class's own
     try:
         yield
     finally:

@@ -4,12 +4,11 @@ import asyncio
 import time
 
 from tests.integration.cache_store.conftest import run_dir
-from tests.integration.cache_store.fabric.conftest import MakeHost, key_file, make_host, transport
+from tests.integration.fabric.conftest import MakeHost, key_file, make_host, transport
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.waiting import until_async
 from triptych_cli.commands.hosts.host_report import links_of
-from triptych_cli.commands.hosts.mover import Mover, note_places
-from triptych_cli.commands.hosts.moves import plan_moves, target_rooms
+from triptych_cli.commands.hosts.mover import Mover, note_places, plan_moves, target_rooms
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import EntryDirectory, Registry
 from triptych_common.protocol.ids import MmHash

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from triptych_cli.commands.hosts.mover import MAX_UNDER_WAY, Mover, MoveResults
-from triptych_cli.commands.hosts.moves import Move
+from triptych_cli.commands.hosts.mover import MAX_UNDER_WAY, Move, Mover, MoveResults
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import find_streams
 from triptych_common.protocol.messages import EncodeClass, FabricTransport, Message

@@ -65,7 +65,7 @@ class TwoHosts:
 
     def show_certificates_of(self, other: Authority) -> None:
         """The second host from now on; it trusts whom it trusted."""
-        variables = {"TRIPTYCH_DEPLOYMENT": DEPLOYMENT, **other.environment("b", ca=self.authority.path)}
+        variables = {"TRIPTYCH_DEPLOYMENT": DEPLOYMENT, **other.environment("b", ca=self.authority.ca_file)}
         self.second = replace(self.second, variables=variables)
 
     @contextmanager

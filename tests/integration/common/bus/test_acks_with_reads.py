@@ -11,12 +11,6 @@ from triptych_common.bus import AsyncBus, StreamConsumer
 from triptych_common.bus.consumer_group import ConsumerGroup
 
 
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
-
-
 async def take_and_ack_soon(bus: AsyncBus, consumer: StreamConsumer) -> None:
     """Three entries, before the next read."""
     for number in range(3):

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take
+from tests.integration.common.samples import LIMIT_S, STREAM, consuming_bus, ids, message, take
 from tests.support.waiting import wait_until
 from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, stream_bounds
 from triptych_common.domain.errors import StreamFullError
@@ -23,6 +24,7 @@ FLOOD = 1000
 @pytest.fixture(autouse=True)
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_bounds, "MAX_STREAM_ENTRIES", BOUND)
+    monkeypatch.setattr(stream_bounds, "LOOK_EVERY", 0)  # the length is read with each entry
 
 
 @pytest.fixture
@@ -68,6 +70,17 @@ async def test_a_flood_ends_at_the_bound_and_nothing_is_lost(
         assert await asyncio.to_thread(lines, taker, 1) == ids(FLOOD + 1)
 
 
+async def test_a_publisher_passes_the_bound_by_what_it_appends_between_two_looks(
+    own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_bounds, "LOOK_EVERY", 30)
+    async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
+        for number in range(FLOOD):
+            with contextlib.suppress(StreamFullError):
+                await bus.publish(STREAM, message(number))
+        assert BOUND <= await bus.stream_length(STREAM) <= BOUND + 30
+
+
 async def test_many_publishers_pass_the_bound_by_what_is_under_way(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
         width = 20
@@ -92,8 +105,7 @@ async def test_jobs_have_a_bound_of_their_own(own_redis: EmbeddedRedis) -> None:
 def test_threaded_bus_drops_for_the_full_stream_only(
     own_redis: EmbeddedRedis, taker: "subprocess.Popen[str]"
 ) -> None:
-    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(own_redis.url, "test", client_name="tests")) as bus:
         bus.publish(STREAM, message(0))
         assert lines(taker, 1) == ids(0)
         taker.send_signal(signal.SIGSTOP)
@@ -101,8 +113,6 @@ def test_threaded_bus_drops_for_the_full_stream_only(
             assert bus.publish(STREAM, message(number))
         bus.publish("triptych:test:acks:other", message(1))
         wait_until(lambda: not bus.num_queued, LIMIT_S, "all is sent or dropped")
-    finally:
-        bus.close()
     num_sent = FLOOD - 1 - bus.num_dropped
     assert BOUND <= num_sent <= BOUND + 128  # one batch may be under way
     taker.send_signal(signal.SIGCONT)
@@ -113,11 +123,7 @@ async def test_dead_letters_drop_the_oldest(
     own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "DEAD_LETTERS_MAX_ENTRIES", 100)
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", prefetch=64) as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url, prefetch=64) as (bus, consumer):
         client: Any = bus.client
         async with client.pipeline(transaction=False) as pipe:
             for number in range(500):

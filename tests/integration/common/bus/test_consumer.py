@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-import redis
 
 from tests.integration.common.samples import until_blocked
 from triptych_common.bus import AsyncBus, Delivery, StreamConsumer
@@ -32,12 +31,6 @@ def job_id(delivery: Delivery) -> str:
 async def take(consumer: StreamConsumer) -> Delivery:
     async with asyncio.timeout(LIMIT_S):
         return await anext(consumer)
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 def num_pending(raw: Any) -> int:

@@ -19,6 +19,7 @@ from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
+from triptych_common.protocol.names import OWNER_GROUP
 
 NUM_MESSAGES = 300
 NUM_FAULTS = 8
@@ -32,7 +33,7 @@ def lasting_redis() -> Iterator[EmbeddedRedis]:
 
 
 class Faults:
-    """Each does its harm for `moment_s`, and cures it."""
+    """Each does its harm for a moment, and cures it."""
 
     def __init__(self, server: EmbeddedRedis, proxy: TcpProxy, seed: int) -> None:
         self._server = server
@@ -89,22 +90,22 @@ async def until_accepted(publish: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.02)
 
 
-def check_empty(server: EmbeddedRedis) -> None:
+def check_empty(server: EmbeddedRedis, group: str) -> None:
     with redis.Redis.from_url(server.url) as client:
         assert client.xlen(STREAM) == 0
-        assert client.xpending(STREAM, "g")["pending"] == 0
+        assert client.xpending(STREAM, group)["pending"] == 0
         assert client.xlen("triptych:test:dead-letters") == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_asyncio_bus(lasting_redis: EmbeddedRedis, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "group"), [(0, "g"), (1, OWNER_GROUP), (2, "g"), (3, OWNER_GROUP)])
+async def test_asyncio_bus(lasting_redis: EmbeddedRedis, seed: int, group: str) -> None:
     with proxy_to(lasting_redis.socket_path) as proxy:
         seen: set[str] = set()
         wanted = set(ids(*range(NUM_MESSAGES)))
         async with (
             asyncio.timeout(LIMIT_S),
             await AsyncBus.connect(proxy.url, "test", client_name="tests") as bus,
-            bus.consumer(STREAM, group="g", consumer="c", prefetch=8) as consumer,
+            bus.consumer(STREAM, group=group, consumer="c", prefetch=8) as consumer,
             asyncio.TaskGroup() as tasks,
         ):
             faults = tasks.create_task(Faults(lasting_redis, proxy, seed).run())
@@ -130,20 +131,20 @@ async def test_asyncio_bus(lasting_redis: EmbeddedRedis, seed: int) -> None:
         async with (
             asyncio.timeout(LIMIT_S),
             await AsyncBus.connect(lasting_redis.url, "test", client_name="after") as bus,
-            bus.consumer(STREAM, group="g", consumer="c", prefetch=8) as consumer,
+            bus.consumer(STREAM, group=group, consumer="c", prefetch=8) as consumer,
         ):
             while await bus.stream_length(STREAM):
                 await (await anext(consumer)).ack()
-        check_empty(lasting_redis)
+        check_empty(lasting_redis, group)
 
 
-@pytest.mark.parametrize("seed", range(10, 12))
-async def test_threaded_bus(lasting_redis: EmbeddedRedis, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "group"), [(10, "g"), (11, OWNER_GROUP), (12, OWNER_GROUP)])
+async def test_threaded_bus(lasting_redis: EmbeddedRedis, seed: int, group: str) -> None:
     received: queue.Queue[Envelope] = queue.Queue()
     with proxy_to(lasting_redis.socket_path) as proxy:
         bus = await asyncio.to_thread(ThreadedBus, proxy.url, "test", client_name="tests")
         try:
-            bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+            bus.subscribe(STREAM, group=group, consumer="c", callback=received.put)
             async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
                 tasks.create_task(Faults(lasting_redis, proxy, seed).run())
                 for number in range(NUM_MESSAGES):

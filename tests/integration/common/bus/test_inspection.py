@@ -37,15 +37,15 @@ async def test_every_stream_is_listed_with_its_groups(bus: AsyncBus) -> None:
             break
         lags = {lag.stream: lag for lag in await list_lags(bus)}
     assert (
-        lags[f"encode-jobs:{DIGEST}:store-0"].group,
-        lags[f"encode-jobs:{DIGEST}:store-0"].num_pending,
+        lags[f"encode-jobs:{{{DIGEST}}}:store-0"].group,
+        lags[f"encode-jobs:{{{DIGEST}}}:store-0"].num_pending,
     ) == ("encoders", 1)
-    assert lags[f"encode-jobs:{DIGEST}:store-0"].oldest_s is not None
+    assert lags[f"encode-jobs:{{{DIGEST}}}:store-0"].oldest_s is not None
     assert (lags["encode-results:gateway-0"].group, lags["encode-results:gateway-0"].num_entries) == (None, 1)
 
 
 async def test_named_streams_are_read_without_a_search(bus: AsyncBus) -> None:
-    jobs = f"encode-jobs:{DIGEST}:store-0"
+    jobs = f"encode-jobs:{{{DIGEST}}}:store-0"
     async with bus.consumer(
         bus.names.encode_jobs(DIGEST), group="encoders", consumer="encoder-0"
     ) as consumer:
@@ -74,10 +74,10 @@ async def test_a_stream_is_found_by_the_beginning_of_its_name(bus: AsyncBus) -> 
     for stream in (*jobs, *inboxes):
         await bus.publish(stream, MESSAGE)
     assert await find_streams(bus, "encode-jobs") == [
-        f"encode-jobs:{'0' * 64}:store-0",
-        f"encode-jobs:{'1' * 64}:store-0",
+        f"encode-jobs:{{{'0' * 64}}}:store-0",
+        f"encode-jobs:{{{'1' * 64}}}:store-0",
     ]
-    assert await find_streams(bus, "encode-jobs:1") == [f"encode-jobs:{'1' * 64}:store-0"]
+    assert await find_streams(bus, "encode-jobs:1") == [f"encode-jobs:{{{'1' * 64}}}:store-0"]
     assert await find_streams(bus, "metadata:pd-1") == ["metadata:pd-1"]
     assert await find_streams(bus, "nothing") == []
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,19 +12,26 @@ import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.flight_samples import DIGEST
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.samples import (
+    LIMIT_S,
+    STREAM,
+    consuming_bus,
+    ids,
+    message,
+    reading_bus,
+    take,
+    take_queued,
+)
+from tests.support.message_samples import encode_job
 from tests.support.waiting import until
-from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import AsyncBus
 from triptych_common.bus import dead_letters as bus_dead_letters
-from triptych_common.coordination import Registry, SingleFlight, StartResult
+from triptych_common.coordination import JobOffer, Registry, SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeFailed,
-    EncodeJob,
     FailureKind,
     InstanceRecord,
-    Modality,
     Requester,
     Role,
 )
@@ -31,11 +39,8 @@ from triptych_common.protocol.messages import (
 
 @pytest.fixture
 def raw(own_redis: EmbeddedRedis) -> Iterator[Any]:
-    client = redis.Redis.from_url(own_redis.url)
-    try:
+    with closing(redis.Redis.from_url(own_redis.url)) as client:
         yield client
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager
@@ -48,11 +53,7 @@ def full(raw: Any) -> Iterator[None]:
 
 
 async def test_publishers_get_an_error_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         for number in (1, 2, 3):
             await bus.publish(STREAM, message(number))
         assert await take(consumer, 1) == ids(1)
@@ -66,11 +67,7 @@ async def test_publishers_get_an_error_and_readers_go_on(own_redis: EmbeddedRedi
 
 
 async def test_a_consumer_that_reconnects_reads_on(own_redis: EmbeddedRedis, raw: Any) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         for number in (1, 2):
             await bus.publish(STREAM, message(number))
         assert await take(consumer, 1) == ids(1)
@@ -80,11 +77,7 @@ async def test_a_consumer_that_reconnects_reads_on(own_redis: EmbeddedRedis, raw
 
 
 async def test_a_consumer_without_a_group_waits_for_memory(own_redis: EmbeddedRedis, raw: Any) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         with full(raw):
             taking = asyncio.ensure_future(take(consumer, 1))
             with pytest.raises(TimeoutError):
@@ -97,11 +90,7 @@ async def test_a_dead_letter_does_not_block_those_behind_it(
     own_redis: EmbeddedRedis, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_dead_letters, "ATTEMPTS", 3)
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         await bus.publish(STREAM, message(0))
         assert await take(consumer, 1) == ids(0)
         raw.xadd(STREAM, {"v": "1", "type": "nonsense", "body": "{}"})
@@ -113,11 +102,7 @@ async def test_a_dead_letter_does_not_block_those_behind_it(
 
 
 async def test_a_dead_letter_waits_a_moment_for_memory(own_redis: EmbeddedRedis, raw: Any) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         await bus.publish(STREAM, message(0))
         assert await take(consumer, 1) == ids(0)
         raw.xadd(STREAM, {"v": "1", "type": "nonsense", "body": "{}"})
@@ -146,10 +131,7 @@ async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: A
 
 
 def test_threaded_bus_keeps_what_it_has_to_publish(own_redis: EmbeddedRedis, raw: Any) -> None:
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+    with reading_bus(own_redis.url) as (bus, received):
         bus.publish(STREAM, message(1))
         assert take_queued(received, 1) == ids(1)
         with full(raw):
@@ -159,21 +141,11 @@ def test_threaded_bus_keeps_what_it_has_to_publish(own_redis: EmbeddedRedis, raw
                 received.get(timeout=0.3)
         assert take_queued(received, 2) == ids(2, 3)
         assert bus.num_dropped == 0
-    finally:
-        bus.close()
 
 
 async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis, raw: Any) -> None:
     requester = Requester(request_id="r", item_index=0, gateway="g-0", prefill_decode="pd-0")
-    job = EncodeJob(
-        job_id="job-1",
-        mm_hash="a" * 64,
-        modality=Modality.IMAGE,
-        media_num_bytes=1,
-        media_url="http://gateway/media",
-        requesters=(requester,),
-        namespace_digest=DIGEST,
-    )
+    job = encode_job(requester, media_url="http://gateway/media", namespace_digest=DIGEST)
     failure = EncodeFailed(
         job_id=job.job_id, mm_hash=job.mm_hash, encoder="e-0", kind=FailureKind.ENCODER_ERROR, detail="x"
     )
@@ -192,9 +164,9 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
             max_attempts=2,
             ttl_s=9,
         )
-        entry_id = await flights.publish_job(job)
+        entry_id = await flights.publish_job(JobOffer(job))
         assert entry_id is not None
         with full(raw):
             started = await flights.start_job(job, entry_id, "e-0", lease_s=9, ttl_s=9)
             assert started == (StartResult.STARTED, (requester,))
-        assert await flights.fail_flight(failure) == (requester,)
+        assert await flights.fail_flight(failure, namespace_digest=DIGEST) == (requester,)

@@ -3,34 +3,31 @@
 import asyncio
 import queue
 import time
+from contextlib import closing
 
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.samples import until_blocked
+from tests.integration.common.samples import (
+    LIMIT_S,
+    STREAM,
+    consuming_bus,
+    message,
+    reading_bus,
+    until_blocked,
+)
 from tests.support.waiting import until_async
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus import consumer_group as bus_group
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.redis_client import commands as bus_connection
-
-STREAM = "triptych:test:acks:e"
-LIMIT_S = 60.0
-
-
-def message(number: int) -> EncodeCompleted:
-    return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
 
 
 async def test_consumer_survives_a_restart_without_data(own_redis: EmbeddedRedis) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", prefetch=4) as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url, prefetch=4) as (bus, consumer):
         await bus.publish(STREAM, message(1))
         held = await anext(consumer)
         async with asyncio.TaskGroup() as tasks:
@@ -52,11 +49,7 @@ async def test_consumer_survives_a_restart_without_data(own_redis: EmbeddedRedis
 async def test_ack_during_an_outage_is_sent_afterwards(
     own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         await bus.publish(STREAM, message(1))
         held = await anext(consumer)
         own_redis.freeze()
@@ -97,10 +90,7 @@ async def test_heartbeats_bring_an_instance_back(own_redis: EmbeddedRedis) -> No
 
 
 def test_threaded_bus_works_through_an_outage(own_redis: EmbeddedRedis) -> None:
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+    with reading_bus(own_redis.url) as (bus, received):
         bus.publish(STREAM, message(1))
         assert received.get(timeout=LIMIT_S).message == message(1)
         own_redis.stop()
@@ -109,8 +99,6 @@ def test_threaded_bus_works_through_an_outage(own_redis: EmbeddedRedis) -> None:
         own_redis.start()
         assert [received.get(timeout=LIMIT_S).message for _ in range(2)] == [message(2), message(3)]
         assert bus.num_dropped == 0
-    finally:
-        bus.close()
 
 
 def test_threaded_bus_starts_without_redis(own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +106,12 @@ def test_threaded_bus_starts_without_redis(own_redis: EmbeddedRedis, monkeypatch
     own_redis.stop()
     received: queue.Queue[Envelope] = queue.Queue()
     started = time.monotonic()
-    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(own_redis.url, "test", client_name="tests")) as bus:
         bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
         bus.publish(STREAM, message(1))
         assert time.monotonic() - started < 30
         own_redis.start()
         assert received.get(timeout=LIMIT_S).message == message(1)
-    finally:
-        bus.close()
 
 
 def test_threaded_bus_closes_in_time_without_redis(

@@ -1,15 +1,19 @@
 """Redis is killed and comes back with its data: nothing is lost, and nothing stays pending."""
 
 import asyncio
-import queue
 from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
-from triptych_common.bus import AsyncBus, ThreadedBus
-from triptych_common.protocol.codec import Envelope
+from tests.integration.common.samples import (
+    LIMIT_S,
+    STREAM,
+    consuming_bus,
+    ids,
+    message,
+    take,
+)
 
 
 @pytest.fixture
@@ -19,11 +23,7 @@ def lasting_redis() -> Iterator[EmbeddedRedis]:
 
 
 async def test_what_was_published_before_is_read_after(lasting_redis: EmbeddedRedis) -> None:
-    async with (
-        await AsyncBus.connect(lasting_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", prefetch=2) as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(lasting_redis.url, prefetch=2) as (bus, consumer):
         changed = asyncio.Event()
         bus.on_server_changed(changed.set)
         for number in (1, 2, 3):
@@ -39,10 +39,7 @@ async def test_what_was_published_before_is_read_after(lasting_redis: EmbeddedRe
 
 
 async def test_delivered_but_unread_entries_come_again(lasting_redis: EmbeddedRedis) -> None:
-    async with (
-        await AsyncBus.connect(lasting_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", prefetch=2) as consumer,
-    ):
+    async with consuming_bus(lasting_redis.url, prefetch=2) as (bus, consumer):
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(take(consumer, 1))
             await bus.publish(STREAM, message(1))
@@ -53,18 +50,3 @@ async def test_delivered_but_unread_entries_come_again(lasting_redis: EmbeddedRe
         lasting_redis.stop()
         lasting_redis.start()
         assert await take(consumer, 1) == ids(2)
-
-
-def test_threaded_bus(lasting_redis: EmbeddedRedis) -> None:
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(lasting_redis.url, "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
-        bus.publish(STREAM, message(1))
-        assert take_queued(received, 1) == ids(1)
-        lasting_redis.stop()
-        bus.publish(STREAM, message(2))
-        lasting_redis.start()
-        assert take_queued(received, 1) == ids(2)
-    finally:
-        bus.close()

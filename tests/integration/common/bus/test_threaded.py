@@ -4,10 +4,10 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
-import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.support.waiting import wait_until
@@ -25,12 +25,6 @@ LIMIT_S = 60.0
 
 def message(number: int) -> EncodeCompleted:
     return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 def test_published_in_order_from_here_received_in_order_there(redis_url: str, raw: Any) -> None:
@@ -64,12 +58,9 @@ def test_one_fault_of_the_writer_does_not_end_the_thread(
         return await publish(self, entries)
 
     monkeypatch.setattr(AsyncBus, "publish_encoded", fail_once)
-    bus = ThreadedBus(redis_url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(redis_url, "test", client_name="tests")) as bus:
         bus.publish(STREAM, message(1))
         wait_until(lambda: raw.xlen(STREAM) == 1, LIMIT_S, "the message was sent after all")
-    finally:
-        bus.close()
     assert bus.num_dropped == 0
 
 
@@ -113,14 +104,11 @@ def test_failing_callback_buries_the_entry_and_goes_on(redis_url: str, raw: Any)
             raise ValueError("bug")
         received.put(envelope)
 
-    bus = ThreadedBus(redis_url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(redis_url, "test", client_name="tests")) as bus:
         bus.subscribe(STREAM, group="owner", consumer="pd-0", callback=callback)
         bus.publish(STREAM, message(1))
         bus.publish(STREAM, message(2))
         assert received.get(timeout=LIMIT_S).message == message(2)
-    finally:
-        bus.close()
     ((_, letter),) = raw.xrange("triptych:test:dead-letters")
     assert letter[b"reason"] == b"callback failed: ValueError"
 
@@ -150,8 +138,7 @@ def test_messages_too_old_to_matter_are_dropped(
     own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(own_redis.url, "test", client_name="tests")) as bus:
         bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
         own_redis.stop()
         with monkeypatch.context() as patched:
@@ -163,8 +150,6 @@ def test_messages_too_old_to_matter_are_dropped(
         envelope = received.get(timeout=LIMIT_S)
         assert envelope.message == message(2)
         assert envelope.deadline is None  # its receiver has no limit for that
-    finally:
-        bus.close()
 
 
 def test_a_reader_that_fails_starts_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +163,11 @@ def test_a_reader_that_fails_starts_again(redis_url: str, monkeypatch: pytest.Mo
 
     real = codec.decode
     monkeypatch.setattr(codec, "decode", decode)
-    bus = ThreadedBus(redis_url, "test", client_name="tests")
-    try:
+    with closing(ThreadedBus(redis_url, "test", client_name="tests")) as bus:
         bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
         for number in (1, 2):
             bus.publish(STREAM, message(number))
         assert {received.get(timeout=LIMIT_S).message.job_id for _ in range(2)} == {"job-1", "job-2"}
-    finally:
-        bus.close()
 
 
 def test_another_redis_is_noticed_by_a_bus_that_only_reads(own_redis: EmbeddedRedis) -> None:

@@ -28,8 +28,12 @@ HASH = "ab" * 32
 def blobs(redis_url: str) -> Iterator[BlobStore]:
     blobs = BlobStore(redis_url, "blobs", client_name="test")
     yield blobs
-    blobs._client.flushdb()
+    raw_of(blobs).flushdb()
     blobs.close()
+
+
+def raw_of(blobs: BlobStore) -> redis.Redis:
+    return blobs._clients.client_of("any")
 
 
 def order(tensor: torch.Tensor, offset: int = 65536) -> tuple[WriteOrder, Descriptor]:
@@ -48,8 +52,8 @@ def test_a_tensor_comes_back_as_it_was(blobs: BlobStore, dtype: torch.dtype) -> 
     read = RedisReader(blobs, "cpu").open(descriptor, lambda: released.append(True))
     assert torch.equal(read, tensor)
     assert released == [True]
-    (key,) = blobs._client.keys()
-    assert 0 < blobs._client.ttl(key) <= TTL_S
+    (key,) = raw_of(blobs).keys()
+    assert 0 < raw_of(blobs).ttl(key) <= TTL_S
 
 
 def test_another_reservation_has_another_place(blobs: BlobStore) -> None:
@@ -65,8 +69,8 @@ def test_bytes_that_are_cut_off_do_not_count(blobs: BlobStore) -> None:
     tensor = torch.ones(2, 2)
     place, descriptor = order(tensor)
     RedisWriter(blobs).write(place, tensor)
-    (key,) = blobs._client.keys()
-    blobs._client.set(key, b"short")
+    (key,) = raw_of(blobs).keys()
+    raw_of(blobs).set(key, b"short")
     assert not Readable(UsableSlab(), blobs)(descriptor)
     with pytest.raises(BlobMissingError):
         RedisReader(blobs, "cpu").open(descriptor, lambda: None)
@@ -97,11 +101,11 @@ def test_without_redis_everything_ends_soon() -> None:
 def test_a_redis_that_is_full_or_refuses_us_raises_its_reason(own_redis: EmbeddedRedis) -> None:
     blobs = BlobStore(own_redis.url, "blobs", client_name="test")
     blobs.put("p", memoryview(b"x"))
-    blobs._client.config_set("maxmemory", "1")
+    raw_of(blobs).config_set("maxmemory", "1")
     with pytest.raises(BusUnavailableError, match="put tensor: Redis is out of memory"):
         blobs.put("q", memoryview(b"x"))
     assert blobs.get("p", 1) == b"x"
-    blobs._client.config_set("requirepass", "secret")
+    raw_of(blobs).config_set("requirepass", "secret")
     blobs.close()
     with pytest.raises(BusRefusedError, match="asks for a password"):
         blobs.get("p", 1)

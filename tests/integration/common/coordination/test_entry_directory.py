@@ -4,19 +4,12 @@ import hashlib
 from typing import Any
 
 import pytest
-import redis
 
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import EntryDirectory, NotedPlace
 from triptych_common.coordination.entry_directory import MAX_PLACES
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 @pytest.fixture

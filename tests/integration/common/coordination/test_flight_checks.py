@@ -2,7 +2,7 @@
 
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import ClaimResult, SingleFlight, StartResult
+from triptych_common.coordination import ClaimResult, JobOffer, SingleFlight, StartResult
 from triptych_common.protocol.names import DEFAULT_STORE
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
@@ -11,7 +11,7 @@ JOB = job_for(FIRST)
 
 async def run(flights: SingleFlight) -> None:
     """Publish, and start."""
-    entry_id = await flights.publish_job(JOB)
+    entry_id = await flights.publish_job(JobOffer(JOB))
     assert entry_id is not None
     start, _ = await flights.start_job(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
     assert start is StartResult.STARTED
@@ -26,8 +26,8 @@ async def test_a_gateway_that_knows_its_job_does_not_take_the_claim_of_another(f
 async def test_a_result_that_did_not_arrive_is_sent_again(flights: SingleFlight) -> None:
     await claim(flights, FIRST, "new")
     await run(flights)
-    await flights.announce_metadata(METADATA)
-    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    await flights.announce_metadata(METADATA, namespace_digest=DIGEST)
+    assert (await flights.finish_flight(METADATA, [(FIRST.request_id, 0)], namespace_digest=DIGEST))[0]
     found = await claim(flights, FIRST, "check")
     assert (found.result, found.metadata) == (ClaimResult.JOINED, METADATA)
 
@@ -38,10 +38,10 @@ async def test_a_finished_flight_whose_result_is_lost_begins_again(
     """Redis lost it, with all messages, between the encoder's announcement and its end."""
     await claim(flights, FIRST, "new")
     await run(flights)
-    await flights.announce_metadata(METADATA)
-    await bus.client.delete(bus.names.inflight(HASH))
+    await flights.announce_metadata(METADATA, namespace_digest=DIGEST)
+    await bus.client.delete(bus.names.inflight(DIGEST, HASH))
     await claim(flights, FIRST, "check")
-    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    assert (await flights.finish_flight(METADATA, [(FIRST.request_id, 0)], namespace_digest=DIGEST))[0]
     found = await claim(flights, FIRST, "check")
     assert (found.result, found.job_id) == (ClaimResult.OWNER, "job-1")
     await run(flights)

@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA
 from tests.support.flight_model import FlightModel, JobsModel
+from tests.support.message_samples import encode_job
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
+from triptych_common.coordination import ClaimResult, FlightClaim, JobOffer, SingleFlight
 from triptych_common.protocol.messages import (
     EncodeFailed,
     EncodeJob,
     EncoderCacheMetadata,
     FailureKind,
-    Modality,
     Requester,
 )
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -34,14 +34,7 @@ JOBS = st.sampled_from(["current", "current", "current", "job-0", "job-1"])
 
 
 def job_of(job_id: str, *requesters: Requester) -> EncodeJob:
-    return EncodeJob(
-        job_id=job_id,
-        mm_hash=HASH,
-        modality=Modality.IMAGE,
-        media_num_bytes=1,
-        requesters=requesters,
-        namespace_digest=DIGEST,
-    )
+    return encode_job(*requesters, job_id=job_id, mm_hash=HASH, namespace_digest=DIGEST)
 
 
 STORES = ("store-0", "store-1")
@@ -121,6 +114,7 @@ class FlightMachine(RuleBasedStateMachine):
         with_backlog=st.booleans(),
         stores=st.sampled_from([STORES, STORES[:1], STORES[1:]]),
         has_encoders=st.booleans(),
+        offers=st.booleans(),
     )
     def claim(
         self,
@@ -130,9 +124,13 @@ class FlightMachine(RuleBasedStateMachine):
         with_backlog: bool = False,
         stores: tuple[str, ...] = STORES,
         has_encoders: bool = True,
+        offers: bool = False,
     ) -> None:
         """Of a gateway that knows of encoders at these stores; or of none, and of those as the last ones."""
         job_id = self.job(job_id)
+        job = job_of(job_id, requester)
+        offer = JobOffer(job, store=stores[-1], blob=b"media") if offers else None
+        entries = list[str]()  # of the offered job: in the model, in Redis
 
         async def claimed(flights: Any) -> FlightClaim:
             claim: FlightClaim = await flights.claim_flight(
@@ -147,13 +145,21 @@ class FlightMachine(RuleBasedStateMachine):
                 stores=stores,
                 has_encoders=has_encoders,
                 with_backlog=with_backlog,
+                offer=offer,
             )
+            entries.append(claim.entry_id)
+            claim = replace(claim, entry_id="")
             if claim.backlogs is None:
                 return claim
             found = {each: backlog._replace(oldest_s=0.0) for each, backlog in claim.backlogs.items()}
             return replace(claim, backlogs=found)  # the model has no clock
 
         claim: FlightClaim = self.both(claimed)
+        assert all(entries) or not any(entries)
+        expected, found = entries
+        if expected:
+            assert self.entries.setdefault(expected, found) == found
+            self.jobs_of[expected] = job
         assert claim.attempt <= MAX_ATTEMPTS
         if claim.result is ClaimResult.FAILED:
             assert claim.failure is not None
@@ -161,8 +167,8 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(requester=ANY_REQUESTER, job_id=JOBS, store=st.sampled_from(STORES))
     def publish(self, requester: Requester, job_id: str, store: str = STORES[0]) -> None:
         job = job_of(self.job(job_id), requester)
-        expected = self.do(self.model.publish_job(job, store=store))
-        found = self.do(self.real.publish_job(job, store=store, blob=b"media"))
+        expected = self.do(self.model.publish_job(JobOffer(job, store=store)))
+        found = self.do(self.real.publish_job(JobOffer(job, store=store, blob=b"media")))
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:
             assert self.entries.setdefault(expected, found) == found
@@ -171,7 +177,7 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(requesters=st.lists(ANY_REQUESTER, min_size=1, max_size=3))
     def leave(self, requesters: list[Requester]) -> None:
         keys = [(each.request_id, each.item_index) for each in requesters]
-        self.both(lambda flights: flights.leave_flight(HASH, keys))
+        self.both(lambda flights: flights.leave_flight(HASH, keys, namespace_digest=DIGEST))
 
     # ---- encoders ----
     @rule(encoder=ENCODERS, starts=st.booleans(), store=st.sampled_from(STORES))
@@ -191,16 +197,18 @@ class FlightMachine(RuleBasedStateMachine):
     def _some_entry(self, data: st.DataObject) -> str | None:
         return data.draw(st.sampled_from(list(self.jobs_of)[::-1])) if self.jobs_of else None
 
-    @rule(data=st.data(), encoder=ENCODERS)
-    def start(self, data: st.DataObject, encoder: str) -> None:
+    @rule(data=st.data(), encoder=ENCODERS, knows_size=st.booleans())
+    def start(self, data: st.DataObject, encoder: str, knows_size: bool) -> None:
         """Of any entry that was ever on the stream: deliveries can be late."""
         entry = self._some_entry(data)
         if entry is not None:
-            self._start(entry, encoder)
+            self._start(entry, encoder, knows_size=knows_size)
 
-    def _start(self, entry: str, encoder: str) -> None:
+    def _start(self, entry: str, encoder: str, *, knows_size: bool = True) -> None:
         job = self.jobs_of[entry]
         times: Any = {"lease_s": 600, "ttl_s": 600, "stream": self.jobs.stream_of[entry]}
+        if knows_size:
+            times["metadata"] = metadata_of(job.job_id)
         expected = self.do(self.model.start_job(job, entry, encoder, **times))
         found = self.do(self.real.start_job(job, self.entries[entry], encoder, **times))
         assert found == expected
@@ -211,24 +219,31 @@ class FlightMachine(RuleBasedStateMachine):
         if entry is not None:
             job_id = self.jobs_of[entry].job_id
             options: Any = {"lease_s": 600, "stream": self.jobs.stream_of[entry]}
-            expected = self.do(self.model.renew_job(HASH, job_id, entry, encoder, **options))
-            found = self.do(self.real.renew_job(HASH, job_id, self.entries[entry], encoder, **options))
+            expected = self.do(
+                self.model.renew_job(HASH, job_id, entry, encoder, **options, namespace_digest=DIGEST)
+            )
+            found = self.do(
+                self.real.renew_job(
+                    HASH, job_id, self.entries[entry], encoder, **options, namespace_digest=DIGEST
+                )
+            )
             assert found == expected
 
     @rule(job_id=JOBS)
     def announce(self, job_id: str) -> None:
         metadata = metadata_of(self.job(job_id))
-        self.both(lambda flights: flights.announce_metadata(metadata))
+        self.both(lambda flights: flights.announce_metadata(metadata, namespace_digest=DIGEST))
 
     @rule(job_id=JOBS, served=st.lists(ANY_REQUESTER, max_size=3))
     def finish(self, job_id: str, served: list[Requester]) -> None:
-        job_id, keys = self.job(job_id), [(each.request_id, each.item_index) for each in served]
-        self.both(lambda flights: flights.finish_flight(HASH, job_id, keys))
+        metadata = metadata_of(self.job(job_id)).model_copy(update={"sealed": True})
+        keys = [(each.request_id, each.item_index) for each in served]
+        self.both(lambda flights: flights.finish_flight(metadata, keys, namespace_digest=DIGEST))
 
     @rule(job_id=JOBS, encoder=ENCODERS, by_owner=st.booleans())
     def fail(self, job_id: str, encoder: str, by_owner: bool) -> None:
         failure = failure_of(self.job(job_id), encoder)
-        self.both(lambda flights: flights.fail_flight(failure, by_owner=by_owner))
+        self.both(lambda flights: flights.fail_flight(failure, by_owner=by_owner, namespace_digest=DIGEST))
 
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
@@ -245,10 +260,10 @@ class FlightMachine(RuleBasedStateMachine):
         if what == "leases":
             self.model.end_leases()
             if self.model.flights:
-                self.do(self.bus.client.hset(self.names.inflight(HASH), "until", "0"))
+                self.do(self.bus.client.hset(self.names.inflight(DIGEST, HASH), "until", "0"))
         elif what == "flights":
             self.model.flights.clear()
-            self.do(self.bus.client.delete(self.names.inflight(HASH)))
+            self.do(self.bus.client.delete(self.names.inflight(DIGEST, HASH)))
         else:  # Redis comes back empty
             self.model.flights.clear()
             self.jobs.lose()
@@ -257,7 +272,7 @@ class FlightMachine(RuleBasedStateMachine):
     # ---- what must always hold ----
     @invariant()
     def the_same_is_left(self) -> None:
-        found = self.do(self.bus.client.hgetall(self.names.inflight(HASH)))
+        found = self.do(self.bus.client.hgetall(self.names.inflight(DIGEST, HASH)))
         flight = self.model.flights.get(HASH)
         if flight is None:
             assert found == {}
@@ -268,7 +283,7 @@ class FlightMachine(RuleBasedStateMachine):
         assert int(found[b"attempt"]) == flight.attempt
         assert found.get(b"entry", b"").decode() == self.entries.get(flight.entry_id, "")
         assert found.get(b"stream", b"").decode() == flight.stream
-        assert self.do(self.bus.client.pttl(self.names.inflight(HASH))) > 0  # nothing stays for ever
+        assert self.do(self.bus.client.pttl(self.names.inflight(DIGEST, HASH))) > 0  # nothing stays for ever
 
     @invariant()
     def the_same_jobs_stand_on_the_stream(self) -> None:

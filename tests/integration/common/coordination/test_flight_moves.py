@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.integration.common.flight_samples import DIGEST, HASH, job_for, requester_at
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight, StartResult
+from triptych_common.coordination import ClaimResult, FlightClaim, JobOffer, SingleFlight, StartResult
 from triptych_common.protocol.names import ENCODERS_GROUP
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
@@ -26,7 +26,7 @@ async def claim(flights: SingleFlight, *stores: str, **changes: Any) -> FlightCl
 
 async def published(flights: SingleFlight, store: str) -> str:
     assert (await claim(flights, store, mode="new")).result is ClaimResult.OWNER
-    entry_id = await flights.publish_job(JOB, store=store)
+    entry_id = await flights.publish_job(JobOffer(JOB, store=store))
     assert entry_id is not None
     return entry_id
 
@@ -41,7 +41,7 @@ async def test_a_waiting_job_moves_when_its_encoders_are_gone(flights: SingleFli
     moved = await claim(flights, "b")
     assert (moved.result, moved.job_id, moved.attempt) == (ClaimResult.OWNER, "job-1", 1)
     assert await lengths(bus) == {"a": 0, "b": 0}
-    assert await flights.publish_job(JOB, store="b")
+    assert await flights.publish_job(JobOffer(JOB, store="b"))
     assert await lengths(bus) == {"a": 0, "b": 1}
     assert (await claim(flights, "b")).result is ClaimResult.JOINED
 
@@ -59,7 +59,7 @@ async def test_a_job_in_hand_moves_when_its_lease_is_over(flights: SingleFlight,
     await bus.client.xreadgroup(ENCODERS_GROUP, "e", {stream: ">"})
     await flights.start_job(JOB, entry_id, "e", lease_s=600, ttl_s=600, stream=stream)
     assert (await claim(flights, "b")).result is ClaimResult.JOINED, "its encoder lives"
-    await bus.client.hset(bus.names.inflight(HASH), "until", "0")
+    await bus.client.hset(bus.names.inflight(DIGEST, HASH), "until", "0")
     assert (await claim(flights, "a")).result is ClaimResult.JOINED, "others of its store take it over"
     assert (await claim(flights, "b")).result is ClaimResult.OWNER
     assert (await bus.client.xpending(stream, ENCODERS_GROUP))["pending"] == 0
@@ -72,7 +72,7 @@ async def test_an_encoder_that_lives_after_all_and_another_do_not_both_work(
     """A gateway took its encoders for gone while one of them took the job."""
     entry_id = await published(flights, "a")
     await claim(flights, "b")
-    moved_id = await flights.publish_job(JOB, store="b")
+    moved_id = await flights.publish_job(JobOffer(JOB, store="b"))
     assert moved_id is not None
     at_a: Any = {"lease_s": 600, "ttl_s": 600, "stream": bus.names.encode_jobs(DIGEST, "a")}
     at_b = at_a | {"stream": bus.names.encode_jobs(DIGEST, "b")}
@@ -94,7 +94,7 @@ async def test_moves_are_bounded(flights: SingleFlight) -> None:
     await published(flights, "a")
     for store in ("b", "a", "b"):
         assert (await claim(flights, store)).result is ClaimResult.OWNER
-        await flights.publish_job(JOB, store=store)
+        await flights.publish_job(JobOffer(JOB, store=store))
     assert (await claim(flights, "a")).result is ClaimResult.EXHAUSTED
 
 
@@ -102,7 +102,7 @@ async def test_the_last_requester_that_leaves_takes_the_job_from_its_stream(
     flights: SingleFlight, bus: AsyncBus
 ) -> None:
     await published(flights, "b")
-    assert await flights.leave_flight(HASH, [(FIRST.request_id, 0)])
+    assert await flights.leave_flight(HASH, [(FIRST.request_id, 0)], namespace_digest=DIGEST)
     assert await lengths(bus) == {"a": 0, "b": 0}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import SingleFlight
+from triptych_common.coordination import JobOffer, SingleFlight
 from triptych_common.coordination.flight_state import ALLOWED, PRELUDE, FlightState
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import EncodeFailed, FailureKind
@@ -30,16 +30,16 @@ STATES = [None, *FlightState]
 
 async def put(bus: AsyncBus, state: str | None, **fields: Any) -> None:
     """A flight of one requester in `state`, whatever it takes to get there."""
-    await bus.client.delete(bus.names.inflight(HASH))
+    await bus.client.delete(bus.names.inflight(DIGEST, HASH))
     if state is not None:
         requester = {f"r:{FIRST.request_id}/0": f"99999999999999 {FIRST.model_dump_json()}"}
         await bus.client.hset(
-            bus.names.inflight(HASH), mapping={"state": state, **FIELDS, **fields, **requester}
+            bus.names.inflight(DIGEST, HASH), mapping={"state": state, **FIELDS, **fields, **requester}
         )
 
 
 async def read(bus: AsyncBus) -> dict[str, str]:
-    found = await bus.client.hgetall(bus.names.inflight(HASH))
+    found = await bus.client.hgetall(bus.names.inflight(DIGEST, HASH))
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
@@ -54,7 +54,7 @@ async def test_become_takes_the_steps_of_the_table_and_refuses_all_others(
 ) -> None:
     await put(bus, state)
     before = await read(bus)
-    call = bus.client.eval(BECOME, 1, bus.names.inflight(HASH), to)
+    call = bus.client.eval(BECOME, 1, bus.names.inflight(DIGEST, HASH), to)
     if to in may_follow(state):
         await call
         after = {name: value for name, value in before.items() if name != "entry"}
@@ -73,19 +73,21 @@ async def every_step(flights: SingleFlight, name: str) -> None:
         case "new" | "retry" | "check":
             await claim(flights, SECOND, name)
         case "publish":
-            await flights.publish_job(JOB)
+            await flights.publish_job(JobOffer(JOB))
         case "leave":
-            await flights.leave_flight(HASH, [(FIRST.request_id, 0)])
+            await flights.leave_flight(HASH, [(FIRST.request_id, 0)], namespace_digest=DIGEST)
         case "start":
             await flights.start_job(JOB, "1-2", "e", lease_s=9, ttl_s=9)
         case "renew":
-            await flights.renew_job(HASH, "job-1", "1-1", "e", lease_s=9, stream=STREAM)
+            await flights.renew_job(
+                HASH, "job-1", "1-1", "e", lease_s=9, stream=STREAM, namespace_digest=DIGEST
+            )
         case "announce":
-            await flights.announce_metadata(METADATA)
+            await flights.announce_metadata(METADATA, namespace_digest=DIGEST)
         case "finish":
-            await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)])
+            await flights.finish_flight(METADATA, [(FIRST.request_id, 0)], namespace_digest=DIGEST)
         case _:
-            await flights.fail_flight(failure)
+            await flights.fail_flight(failure, namespace_digest=DIGEST)
 
 
 STEPS = ["new", "retry", "check", "publish", "leave", "start", "renew", "announce", "finish", "fail"]

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import pytest
-import redis
-
 from tests.integration.common.flight_samples import DIGEST, HASH, claim, job_for, requester_at
 from tests.support.waiting import until_async
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
-from triptych_common.coordination import ClaimResult, Registry, SingleFlight
+from triptych_common.coordination import ClaimResult, JobOffer, Registry, SingleFlight
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role, requester_key
 from triptych_common.protocol.names import (
     ENCODERS_GROUP,
@@ -21,12 +18,6 @@ from triptych_common.protocol.names import (
 RECORD = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, num_slots=4)
 ENCODER = InstanceRecord(instance="e", boot_id="b-1", role=Role.ENCODE, namespace_digest=DIGEST)
 MESSAGE = EncodeCompleted(job_id="job-1", mm_hash="ab" * 32, encoder="e", encode_s=0)
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
 
 
 async def test_a_message_to_an_inbox_lets_it_expire(bus: AsyncBus, raw: Any) -> None:
@@ -59,11 +50,11 @@ async def test_jobs_last_as_long_as_a_requester_may_wait_for_one(
     stream, requester = bus.names.encode_jobs(DIGEST), requester_at("g-0")
     for remaining_s in (10, 2 * JOBS_TTL_S):
         await claim(flights, requester, ttl_s=remaining_s)
-        await flights.publish_job(job_for(requester), remaining_ms=remaining_s * 1000)
+        await flights.publish_job(JobOffer(job_for(requester), remaining_ms=remaining_s * 1000))
         assert max(remaining_s, JOBS_TTL_S) - 5 < raw.ttl(stream) <= max(remaining_s, JOBS_TTL_S)
-        await flights.leave_flight(HASH, [requester_key(requester)])
+        await flights.leave_flight(HASH, [requester_key(requester)], namespace_digest=DIGEST)
     await claim(flights, requester, ttl_s=9)
-    await flights.publish_job(job_for(requester), remaining_ms=1000)
+    await flights.publish_job(JobOffer(job_for(requester), remaining_ms=1000))
     await claim(flights, requester_at("g-1"), ttl_s=3 * JOBS_TTL_S)  # it joins, and waits longer
     assert 3 * JOBS_TTL_S - 5 < raw.ttl(stream) <= 3 * JOBS_TTL_S
     async with Registry(bus).keep_registered(ENCODER):
@@ -93,11 +84,11 @@ async def test_a_job_whose_stream_is_gone_is_sent_again(
     """Its encoders were away for too long; another one comes."""
     requester = requester_at("g-0")
     await claim(flights, requester, ttl_s=60)
-    await flights.publish_job(job_for(requester))
+    await flights.publish_job(JobOffer(job_for(requester)))
     raw.delete(bus.names.encode_jobs(DIGEST))
     found = await claim(flights, requester, "check", ttl_s=60)
     assert (found.result, found.job_id, found.attempt) == (ClaimResult.OWNER, "job-1", 1)
-    entry_id = await flights.publish_job(job_for(requester))
+    entry_id = await flights.publish_job(JobOffer(job_for(requester)))
     async with bus.consumer(bus.names.encode_jobs(DIGEST), group=ENCODERS_GROUP, consumer="e") as consumer:
         assert (await anext(consumer)).entry_id == entry_id
 

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.support.faults.tcp_proxy import proxy_to
 from tests.support.waiting import until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
+from triptych_common.domain.errors import MixedVersionsError
 from triptych_common.protocol.messages import InstanceRecord, Role, ServingLoad
+from triptych_common.protocol.names import StreamNames
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S
 
 RECORD = InstanceRecord(
@@ -28,12 +29,6 @@ async def registry(redis_url: str) -> AsyncIterator[Registry]:
         yield Registry(bus)
 
 
-@pytest.fixture
-def raw(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
-
-
 async def test_registered_inside_gone_afterwards(registry: Registry) -> None:
     other = RECORD.model_copy(update={"instance": "encoder-0", "role": Role.ENCODE})
     async with registry.keep_registered(RECORD), registry.keep_registered(other):
@@ -44,8 +39,8 @@ async def test_registered_inside_gone_afterwards(registry: Registry) -> None:
 async def test_each_heartbeat_begins_the_time_to_live_anew(registry: Registry, raw: Any) -> None:
     async with registry.keep_registered(RECORD, interval_s=0.05, ttl_s=120.0):
         for _ in range(2):
-            raw.expire("triptych:test:instance:pd-0", 60)
-            await until(lambda: raw.ttl("triptych:test:instance:pd-0") > 60)
+            raw.expire("triptych:test:{instance}:pd-0", 60)
+            await until(lambda: raw.ttl("triptych:test:{instance}:pd-0") > 60)
         assert await registry.list_instances() == [RECORD]
 
 
@@ -140,7 +135,7 @@ async def test_dead_instance_disappears(registry: Registry, raw: Any) -> None:
     await registry.register(RECORD, ttl_s=120)
     assert await registry.list_instances() == [RECORD]
     await registry.register(RECORD, ttl_s=0.1)
-    assert raw.pttl("triptych:test:instance:pd-0") in (-2, *range(101))  # -2: it is gone by now
+    assert raw.pttl("triptych:test:{instance}:pd-0") in (-2, *range(101))  # -2: it is gone by now
 
     async def is_gone() -> bool:
         return not await registry.list_instances()
@@ -154,11 +149,11 @@ async def test_a_machine_whose_clock_is_hours_ahead_hides_no_instance(
     ahead = RECORD.model_copy(update={"instance": "encoder-ahead"})
     now_s = time.time()
     await registry.register(RECORD)
-    raw.zadd("triptych:test:instances", {"long-gone": now_s - 7200})
+    raw.zadd("triptych:test:{instance}s", {"long-gone": now_s - 7200})
     monkeypatch.setattr("triptych_common.coordination.registry.time.time", lambda: now_s + 7200)
     await registry.register(ahead)
     assert await registry.list_instances() == [ahead, RECORD]
-    assert raw.zrange("triptych:test:instances", 0, -1) == [
+    assert raw.zrange("triptych:test:{instance}s", 0, -1) == [
         b"pd-0",
         b"encoder-ahead",
     ]  # without those that are gone
@@ -180,8 +175,8 @@ async def test_old_boot_does_not_remove_the_new_one(registry: Registry) -> None:
 
 async def test_records_that_cannot_be_read_are_left_out(registry: Registry, raw: Any) -> None:
     await registry.register(RECORD)
-    raw.zadd("triptych:test:instances", {"future": 9e9})
-    raw.set("triptych:test:instance:future", b'{"v":2,"record":{}}')
+    raw.zadd("triptych:test:{instance}s", {"future": 9e9})
+    raw.set("triptych:test:{instance}:future", b'{"v":2,"record":{}}')
     assert await registry.list_instances() == [RECORD]
 
 
@@ -199,12 +194,27 @@ async def test_two_processes_of_one_name_are_logged(
 async def test_a_namespace_that_had_an_encoder(registry: Registry, raw: Any) -> None:
     """Its jobs stream says so, which outlives the encoder's record."""
     assert not await registry.had_encoder("f" * 64)
-    raw.xgroup_create(f"triptych:test:encode-jobs:{'f' * 64}:store-0", "encoders", mkstream=True)
+    raw.xgroup_create(StreamNames("test").encode_jobs("f" * 64), "encoders", mkstream=True)
     encoder = RECORD.model_copy(
         update={"instance": "encoder-0", "role": Role.ENCODE, "namespace_digest": "f" * 64}
     )
     async with registry.keep_registered(encoder):
         assert await registry.had_encoder("f" * 64)
     assert await registry.had_encoder("f" * 64)
-    assert raw.pttl(f"triptych:test:encode-jobs:{'f' * 64}:store-0") > 0
+    assert raw.pttl(StreamNames("test").encode_jobs("f" * 64)) > 0
     assert not await registry.had_encoder("e" * 64)
+
+
+async def test_instances_of_another_schema_version_keep_a_service_from_starting(
+    registry: Registry, raw: Any
+) -> None:
+    async with registry.keep_registered(RECORD):
+        key = StreamNames("test").instance("pd-0")
+        raw.set(key, raw.get(key).replace(b'"v":2', b'"v":3'))
+        other = RECORD.model_copy(update={"instance": "pd-1"})
+        with pytest.raises(MixedVersionsError, match="instances of another schema version: pd-0 speaks 3"):
+            async with registry.keep_registered(other):
+                pytest.fail("registered beside an instance that it does not understand")
+        assert not raw.exists(StreamNames("test").instance("pd-1"))
+    async with registry.keep_registered(other):
+        assert await registry.list_instances() == [other]

@@ -1,17 +1,22 @@
 """The connection breaks, once or for a while; Redis itself lives on with its data."""
 
 import asyncio
-import queue
 from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
+from tests.integration.common.samples import (
+    LIMIT_S,
+    STREAM,
+    ids,
+    message,
+    take,
+    until_lost,
+)
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
-from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.codec import Envelope
 
 
 @pytest.fixture
@@ -61,42 +66,3 @@ async def test_consumer_takes_up_where_it_was(proxy: TcpProxy, own_redis: Embedd
         await held.ack()
         assert await near.stream_length(STREAM) == 0
         assert (await near.client.xpending(STREAM, "g"))["pending"] == 0
-
-
-async def test_every_entry_arrives_while_connections_break_again_and_again(
-    proxy: TcpProxy, own_redis: EmbeddedRedis
-) -> None:
-    count = 60
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="near") as near,
-        await AsyncBus.connect(proxy.url, "test", client_name="far") as far,
-        far.consumer(STREAM, group="g", consumer="c", prefetch=4) as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
-        seen: set[str] = set()
-        for number in range(count):
-            await near.publish(STREAM, message(number))
-            if number % 5 == 0:
-                proxy.drop_connections()
-            if number % 3 == 0:
-                seen.update(await take(consumer, 1))
-        while len(seen) < count:  # an ack may have been lost with its connection: then an entry comes twice
-            seen.update(await take(consumer, 1))
-        assert seen == set(ids(*range(count)))
-
-
-def test_threaded_bus_waits_for_the_connection(proxy: TcpProxy) -> None:
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(proxy.url, "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
-        bus.publish(STREAM, message(1))
-        assert take_queued(received, 1) == ids(1)
-        proxy.cut()
-        for number in range(2, 6):
-            assert bus.publish(STREAM, message(number))
-        proxy.restore()
-        assert take_queued(received, 4) == ids(2, 3, 4, 5)
-        assert bus.num_dropped == 0
-    finally:
-        bus.close()

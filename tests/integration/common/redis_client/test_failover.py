@@ -1,20 +1,27 @@
 """A replica is promoted; the old primary becomes its replica, and answers READONLY."""
 
 import asyncio
-import queue
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.samples import (
+    LIMIT_S,
+    STREAM,
+    consuming_bus,
+    ids,
+    message,
+    reading_bus,
+    take,
+    take_queued,
+)
 from tests.support.faults.redis_pair import Pair, raw, running_pair, sentinel_of
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 from tests.support.waiting import free_port
-from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import AsyncBus
 from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.codec import Envelope
 
 
 @pytest.fixture
@@ -31,11 +38,7 @@ def address(pair: Pair) -> Iterator[TcpProxy]:
 
 
 async def test_everything_goes_on_at_the_new_primary(pair: Pair, address: TcpProxy) -> None:
-    async with (
-        await AsyncBus.connect(address.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", prefetch=4) as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(address.url, prefetch=4) as (bus, consumer):
         changed = asyncio.Event()
         bus.on_server_changed(changed.set)
         await bus.publish(STREAM, message(1))
@@ -65,10 +68,7 @@ async def test_a_replica_is_an_error_until_the_address_leads_elsewhere(
 
 
 def test_threaded_bus_goes_on_at_the_new_primary(pair: Pair, address: TcpProxy) -> None:
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(address.url, "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+    with reading_bus(address.url) as (bus, received):
         bus.publish(STREAM, message(1))
         assert take_queued(received, 1) == ids(1)
         pair.fail_over()
@@ -76,8 +76,6 @@ def test_threaded_bus_goes_on_at_the_new_primary(pair: Pair, address: TcpProxy) 
         address.turn_to(pair.primary.port)
         assert take_queued(received, 1) == ids(2)
         assert bus.num_dropped == 0
-    finally:
-        bus.close()
 
 
 async def test_sentinels_name_the_new_primary(pair: Pair, tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,18 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
-from triptych_common.bus import AsyncBus, ThreadedBus, check_login
+from tests.integration.common.samples import (
+    STREAM,
+    consuming_bus,
+    ids,
+    message,
+    reading_bus,
+    take,
+    take_queued,
+    until_lost,
+)
+from triptych_common.bus import AsyncBus, check_login
 from triptych_common.domain.errors import BusRefusedError
-from triptych_common.protocol.codec import Envelope
 from triptych_common.redis_client.rights import rules
 
 PASSWORD = "open-sesame"
@@ -28,11 +37,8 @@ RIGHTS = rules("test")
 
 @pytest.fixture
 def raw(own_redis: EmbeddedRedis) -> Iterator[Any]:
-    client = redis.Redis.from_url(own_redis.url)
-    try:
+    with closing(redis.Redis.from_url(own_redis.url)) as client:
         yield client
-    finally:
-        client.close()
 
 
 def as_user(server: EmbeddedRedis, user: str, password: str) -> str:
@@ -71,11 +77,7 @@ async def test_no_password_where_one_is_needed(own_redis: EmbeddedRedis, raw: An
 
 async def test_a_running_service_goes_on_once_it_is_let_in_again(own_redis: EmbeddedRedis, raw: Any) -> None:
     add_user(raw, "triptych", *RIGHTS)
-    async with (
-        await AsyncBus.connect(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(as_user(own_redis, "triptych", PASSWORD)) as (bus, consumer):
         await bus.publish(STREAM, message(1))
         assert await take(consumer, 1) == ids(1)
         raw.execute_command("ACL", "SETUSER", "triptych", "resetpass", ">another")
@@ -91,11 +93,7 @@ async def test_a_running_service_goes_on_once_it_is_let_in_again(own_redis: Embe
 
 async def test_a_right_that_is_taken_away_for_a_while(own_redis: EmbeddedRedis, raw: Any) -> None:
     add_user(raw, "triptych", *RIGHTS)
-    async with (
-        await AsyncBus.connect(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(as_user(own_redis, "triptych", PASSWORD)) as (bus, consumer):
         await bus.publish(STREAM, message(1))
         assert await take(consumer, 1) == ids(1)
         raw.execute_command("ACL", "SETUSER", "triptych", "-xadd", "-xreadgroup")
@@ -110,10 +108,7 @@ async def test_a_right_that_is_taken_away_for_a_while(own_redis: EmbeddedRedis, 
 
 def test_threaded_bus_goes_on_once_it_is_let_in_again(own_redis: EmbeddedRedis, raw: Any) -> None:
     add_user(raw, "triptych", *RIGHTS)
-    received: queue.Queue[Envelope] = queue.Queue()
-    bus = ThreadedBus(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests")
-    try:
-        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+    with reading_bus(as_user(own_redis, "triptych", PASSWORD)) as (bus, received):
         bus.publish(STREAM, message(1))
         assert take_queued(received, 1) == ids(1)
         raw.execute_command("ACL", "SETUSER", "triptych", "off")
@@ -123,8 +118,6 @@ def test_threaded_bus_goes_on_once_it_is_let_in_again(own_redis: EmbeddedRedis, 
             received.get(timeout=0.3)
         add_user(raw, "triptych", *RIGHTS)
         assert take_queued(received, 1) == ids(2)
-    finally:
-        bus.close()
 
 
 @pytest.mark.parametrize(

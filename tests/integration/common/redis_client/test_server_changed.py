@@ -3,11 +3,9 @@
 import asyncio
 
 from tests.conftest import EmbeddedRedis
+from tests.integration.common.samples import LIMIT_S, STREAM, consuming_bus
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import EncodeCompleted
-
-STREAM = "triptych:test:acks:e"
-LIMIT_S = 60.0
 
 
 async def test_a_bus_that_only_publishes_notices_a_restart(own_redis: EmbeddedRedis) -> None:
@@ -52,11 +50,7 @@ async def test_lost_connections_alone_are_no_change(own_redis: EmbeddedRedis) ->
 
 
 async def test_emptied_redis_is_reported_once(own_redis: EmbeddedRedis) -> None:
-    async with (
-        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c") as consumer,
-        asyncio.timeout(LIMIT_S),
-    ):
+    async with consuming_bus(own_redis.url) as (bus, consumer):
         calls: list[str] = []
         bus.on_server_changed(lambda: calls.append("changed"))
         await bus.publish(STREAM, message())

@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import opened_system
 from triptych_common.protocol.messages import EncodeClass
 from triptych_gateway.encode.item_queue import ItemQueue
 
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(7))}}
+IMAGE = image_part(7)
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": [IMAGE]}]},
     "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "a"}]]},
@@ -31,7 +31,7 @@ async def test_a_keys_priority_is_what_its_requests_have_at_most(
 
     def noting(self: ItemQueue, *args: Any, **options: Any) -> None:
         if options.get("request"):
-            orders.append(options["place"].lane.encode_class)
+            orders.append(options["place"].fair_key.encode_class)
         add_item(self, *args, **options)
 
     monkeypatch.setattr(ItemQueue, "add_item", noting)
@@ -68,4 +68,3 @@ async def test_a_keys_priority_is_what_its_requests_have_at_most(
         )
         assert answer.status_code == 200
         assert fake.tokenized[-1]["priority"] == -3, "nothing is computed"
-        await system.assert_idle()

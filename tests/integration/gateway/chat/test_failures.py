@@ -10,15 +10,15 @@ import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System
 from tests.support.waiting import until, until_async
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
-from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.request.body_splitter import SplitBody
 
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
+IMAGE = image_part(3)
 URL = "messages[0].content[0].image_url.url"
 
 
@@ -57,7 +57,6 @@ async def test_encode_failure(
     assert system.prefill_decode.bodies == []
     system.encoder.failures = []
     assert (await system.ask([IMAGE])).choices  # nothing is remembered against the picture
-    await system.assert_idle()
 
 
 async def test_encoder_error_is_tried_once_more(system: System) -> None:
@@ -82,7 +81,6 @@ async def test_encode_failure_while_prefill_decode_waits_aborts_its_request(
         await system.ask([IMAGE], stream=stream)
     assert caught.value.param == URL
     await until(lambda: system.prefill_decode.num_disconnects == 1)
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("stage", ["encode", "prefill", "stream"])
@@ -140,7 +138,6 @@ async def test_no_other_instance_is_503(system: System) -> None:
         await system.ask("x")
     assert (caught.value.status_code, caught.value.code) == (503, "instance_unreachable")
     assert caught.value.response.headers["retry-after"] == "1"
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize(("behaviour", "stream"), [("fail", False), ("fail", True), ("error_first", True)])
@@ -151,7 +148,6 @@ async def test_failure_before_the_first_token_is_a_proper_error(
     with pytest.raises(openai.InternalServerError) as caught:
         await system.ask("x", stream=stream)
     assert (caught.value.status_code, caught.value.code) == (503, "generation_failed")
-    await system.assert_idle()
 
 
 async def test_refusal_of_prefill_decode_passes(system: System) -> None:
@@ -173,7 +169,6 @@ async def test_failure_after_the_first_token_ends_the_stream_with_an_error(
         await collect_into(words, stream)
     assert caught.value.code == "stream_interrupted"
     assert words == ["", "word0 ", "word1 ", *last]
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.3}], indirect=True)
@@ -189,7 +184,6 @@ async def test_deadlines(system: System) -> None:
         await system.ask("x", stream=True)
     assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
     await until(lambda: system.prefill_decode.num_disconnects == 1)
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.3}], indirect=True)
@@ -205,7 +199,6 @@ async def test_what_prefill_decode_gives_up_at_the_deadline_may_be_tried_again(s
         await system.ask([IMAGE])
     assert (caught.value.status_code, caught.value.code) == (503, "deadline_exceeded")
     assert caught.value.response.headers["retry-after"] == "1"
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"request_timeout_s": 0.3}], indirect=True)
@@ -240,10 +233,9 @@ async def test_a_client_that_stays_and_does_not_read_is_let_go(
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         await until(
-            lambda: b"gateway_request_seconds_count 1.0" in system.gateway.chat.metrics.metrics.render()
+            lambda: b"gateway_request_seconds_count 1.0" in system.gateway.services.metrics.metrics.render()
         )
     await until(lambda: system.prefill_decode.num_disconnects == 1)
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_requests_in_flight": 1}], indirect=True)
@@ -257,7 +249,6 @@ async def test_overload_is_429(system: System) -> None:
         assert caught.value.response.headers["retry-after"] == "1"
         system.prefill_decode.release.set()
         await first
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
@@ -270,7 +261,7 @@ async def test_without_any_encoder(system: System) -> None:
     system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
     await system.refresh()
     with pytest.raises(openai.InternalServerError) as caught:
-        await system.ask([{"type": "image_url", "image_url": {"url": data_url(image_bytes(99))}}])
+        await system.ask([image_part(99)])
     assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
     assert (await system.ask([IMAGE])).choices  # its sizes are known, its tensor may well be there
     ready = await system.http.get("/health/ready")
@@ -295,7 +286,6 @@ async def test_nothing_is_queued_without_an_encoder(system: System) -> None:
     assert caught.value.code == "no_encoder"
     assert system.encoder.jobs == []
     assert await queued_jobs(system) == 0
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_queued_jobs": 2}], indirect=True)
@@ -308,7 +298,6 @@ async def test_more_orders_than_may_wait_are_429(system: System) -> None:
     assert caught.value.response.headers["retry-after"] == "1"
     assert (await system.ask("text goes on")).choices
     assert (await system.ask([IMAGE])).choices
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_queued_jobs": 2}], indirect=True)
@@ -324,7 +313,6 @@ async def test_what_is_on_the_stream_is_no_reason_to_refuse_anyone(system: Syste
         await system.bus.client.xtrim(stream, maxlen=1)
         await system.bus.client.xgroup_setid(stream, "encoders", "0")
     assert asking.result().choices
-    await system.assert_idle()
 
 
 async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job(system: System) -> None:
@@ -351,7 +339,6 @@ async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job
     await reading
     assert words[-2:] == ["word2 ", ""]
     system.encoder.before_seal.set()
-    await system.assert_idle()
 
 
 async def test_the_job_names_its_namespace(system: System) -> None:
@@ -374,7 +361,7 @@ async def test_a_large_body_does_not_block_the_event_loop(system: System) -> Non
 
 async def _parse(system: System, body: bytes) -> int:
     split = SplitBody(bytearray(body), [], len(body), is_odd=False)
-    return len((await system.gateway.chat.parser.parse(split, int)).media)
+    return len((await system.gateway.services.parser.parse(split, int)).media)
 
 
 async def _answer(records: Any) -> Any:

@@ -28,7 +28,7 @@ def whole_bodies(*instances: FakePrefillDecode) -> list[dict[str, Any]]:
 
 
 def count(system: System, reason: str) -> float:
-    value = system.gateway.chat.metrics.metrics.registry.get_sample_value(
+    value = system.gateway.services.metrics.metrics.registry.get_sample_value(
         "triptych_gateway_local_encodes_total", {"reason": reason}
     )
     return value or 0.0
@@ -131,7 +131,6 @@ async def test_what_no_engine_shall_get(system: System, kind: FailureKind, statu
         await system.ask([TEXT, IMAGE])
     assert caught.value.status_code == status
     assert whole_bodies(system.prefill_decode, instance) == []
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -174,7 +173,6 @@ async def test_media_with_options_are_for_encoders_alone(system: System, options
         await system.ask([TEXT, IMAGE], extra_body=options)
     assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
     assert whole_bodies(system.prefill_decode, instance) == []
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -187,7 +185,6 @@ async def test_a_tower_of_another_namespace_is_another_version(system: System) -
     (sent,) = other.bodies
     assert "ec_transfer_params" not in sent
     assert not system.prefill_decode.bodies
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)

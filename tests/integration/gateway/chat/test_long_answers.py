@@ -24,15 +24,13 @@ async def test_a_whole_answer_that_nobody_reads_does_not_stay(
         client.connect(("127.0.0.1", system.gateway.settings.port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
-        await until(lambda: b'status="499"} 1.0' in system.gateway.chat.metrics.metrics.render())
-    await system.assert_idle()
+        await until(lambda: b'status="499"} 1.0' in system.gateway.services.metrics.metrics.render())
 
 
 async def test_a_long_whole_answer_arrives_as_it_is(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: "xyz" * (1 << 20))
     answer = await system.ask("x")
     assert answer.choices[0].message.content == "xyz" * (1 << 20)
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_answer_bytes": 1000}], indirect=True)
@@ -42,4 +40,3 @@ async def test_a_whole_answer_is_bounded(system: System, monkeypatch: pytest.Mon
         await system.ask("x")
     assert (caught.value.status_code, caught.value.code) == (413, "answer_too_large")
     assert len(system.prefill_decode.bodies) == 1  # no other instance is asked
-    await system.assert_idle()

@@ -10,20 +10,21 @@ import httpx
 import pytest
 
 from tests.support.gateway.dying_instance import DyingInstance
+from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.fake_stages import KV_TRANSFER, FakeDecode, FakePrefill
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Role
-from triptych_gateway.chat.forward import Forwarder
-from triptych_gateway.chat.stages import Stages
+from triptych_gateway.proxy.forward import Forwarder
+from triptych_gateway.proxy.stages import Stages
 
 MODEL = "poisoned"
 MANY_TRIES = 8  # of what is merely not reachable
 MESSAGES = [{"role": "user", "content": "x"}]
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
+IMAGE = image_part(3)
 BEGUN = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n"
     b'data: {"choices": [{"ind'
@@ -78,7 +79,6 @@ async def test_a_request_ends_two_instances_at_most(
         answer = await many_tries.http.post(path, json={"model": MODEL, **body})
         assert is_lost(answer), answer.text
         assert sum(each.num_requests for each in instances) == 2
-        await many_tries.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,25 @@ async def test_a_request_that_is_sent_anew_ends_two_instances_at_most(
         other = [{"role": "user", "content": "y"}]
         assert is_lost(await many_tries.post({"model": MODEL, "messages": other}))
         assert sum(each.num_requests for each in instances) > 2
-        await many_tries.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "system", [{"encode_override": "all", "max_dispatch_attempts": MANY_TRIES}], indirect=True
+)
+async def test_media_are_one_request_however_they_are_sent(system: System) -> None:
+    """Raw, to an instance with a tower, and as metadata of what an encoder makes."""
+    async with AsyncExitStack() as stack:
+        instances = dying(6, role=Role.ENCODE_PREFILL_DECODE, beginning=BEGUN)
+        await start(system, stack, *instances)
+        await stack.enter_async_context(FakeEncoder(system.bus).running())
+        await system.refresh()
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}], "stream": True}
+        answers = [
+            await system.http.post("/v1/chat/completions", json=body, headers={"X-Triptych-Encode": way})
+            for way in ("local", "remote", "local", "remote")
+        ]
+        assert sum(each.num_requests for each in instances) == 2, [each.text for each in answers]
+        assert all(map(is_lost, answers[2:])), [each.text for each in answers]
 
 
 @pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.2}], indirect=True)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.messages_client import (
     BODY,
     WORDS,
@@ -46,14 +46,12 @@ async def test_text_passes_without_the_encode_path(system: System, claude: anthr
     assert system.prefill_decode.bodies == [sent]
     assert system.prefill_decode.paths == ["/v1/messages"]
     assert system.encoder.jobs == []
-    await system.assert_idle()
 
 
 async def test_text_streamed(system: System, claude: anthropic.AsyncAnthropic) -> None:
     message = await streamed(claude, "hello")
     assert message.content[0].text == WORDS + " "
     assert message.stop_reason == "end_turn"
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,14 +86,13 @@ async def test_images_in_their_places(system: System, claude: anthropic.AsyncAnt
     assert [item.mm_hash for item in params.items] == [hash_of(each) for each in in_order]
     assert [item.num_embeds for item in params.items] == [48, 8, 8]
     assert len(system.encoder.jobs) == 2  # the same picture twice is one job
-    await system.assert_idle()
 
 
 async def test_an_image_is_the_same_item_as_in_a_chat_completion(
     system: System, claude: anthropic.AsyncAnthropic
 ) -> None:
     await ask(claude, [image(7)])
-    await system.ask([{"type": "image_url", "image_url": {"url": data_url(image_bytes(7))}}])
+    await system.ask([image_part(7)])
     messages, chat = system.prefill_decode.bodies
     part = chat["messages"][0]["content"][0]
     assert part["uuid"] == hash_of(messages["messages"][0]["content"][0])
@@ -117,7 +114,6 @@ async def test_without_encoders_the_whole_request_goes_to_a_tower(
     (sent,) = body["messages"][0]["content"][1]["content"]
     assert sent["source"].keys() == {"type", "url"}
     assert base64.b64decode(sent["source"]["url"].partition("base64,")[2]) == image_bytes(3)
-    await system.assert_idle()
 
 
 async def test_a_tenants_items_have_names_of_their_own(
@@ -160,7 +156,6 @@ async def test_uploaded_files(redis_url: str, tmp_path: Path, keys_file: Path, k
         else:
             with pytest.raises(anthropic.NotFoundError):
                 await ask(client, content)
-        await system.assert_idle()
 
 
 # ---- how many tokens ---------------------------------------------------------------------------------
@@ -169,7 +164,6 @@ async def test_tokens_of_a_text(system: System, claude: anthropic.AsyncAnthropic
     counted = await claude.messages.count_tokens(model=MODEL, messages=messages)
     assert counted.input_tokens == 3
     assert system.prefill_decode.paths == [COUNT_TOKENS.path]
-    await system.assert_idle()
 
 
 async def test_tokens_of_images_are_known_by_their_sizes_alone(
@@ -192,7 +186,6 @@ async def test_tokens_of_images_are_known_by_their_sizes_alone(
         return bool(await system.bus.client.xlen(acks) >= 1)
 
     await until_async(is_acked)
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -205,7 +198,6 @@ async def test_tokens_are_counted_by_a_tower_where_no_encoder_is(
     assert (await claude.messages.count_tokens(model=MODEL, messages=messages)).input_tokens == 2
     (body,) = instance.tokenized
     assert body["messages"][0]["content"][1]["source"]["url"].startswith("data:")
-    await system.assert_idle()
 
 
 async def test_a_prompt_that_is_too_long_is_refused_before_its_media_are_encoded(

@@ -22,7 +22,6 @@ async def test_a_failed_encode_is_the_requests_error(
     body: Any = caught.value.body
     assert body["error"]["type"] == "invalid_request_error"
     assert "messages[0].content[0].source.data" in body["error"]["message"]
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,6 @@ async def test_prefill_decodes_errors_have_anthropics_form(
     assert caught.value.status_code == (400 if error is anthropic.BadRequestError else 503)
     assert (body["type"], body["error"]["type"]) == ("error", kind)
     assert body["error"].keys() == {"type", "message"}
-    await system.assert_idle()
 
 
 async def test_an_error_before_the_first_event_is_a_status(
@@ -60,7 +58,6 @@ async def test_an_error_before_the_first_event_is_a_status(
     with pytest.raises(anthropic.APIStatusError) as caught:
         await streamed(claude, "a")
     assert caught.value.status_code == 503
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("behaviour", ["die", "error_late"])
@@ -78,7 +75,6 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(
     assert last.startswith("event: error\ndata: {")
     assert all(event.startswith("event: ") for event in events)
     assert "message_stop" not in raw.text
-    await system.assert_idle()
 
 
 async def test_another_instance_answers_where_one_cannot(
@@ -91,7 +87,6 @@ async def test_another_instance_answers_where_one_cannot(
     for content in ("a", [image()]):
         for way in (ask, streamed):
             assert WORDS in (await way(claude, content)).content[0].text
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("content", ["a", [image()]], ids=["text", "image"])
@@ -104,4 +99,3 @@ async def test_a_client_that_goes_away_ends_its_request(
     await until(lambda: len(system.prefill_decode.bodies) == 1)
     asked.cancel()
     await until(lambda: system.prefill_decode.num_disconnects == 1)
-    await system.assert_idle()

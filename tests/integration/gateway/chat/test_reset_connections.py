@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientConnectionError
 
 from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
-from triptych_gateway.chat.upstream import UnreachableError, open_answer
+from triptych_gateway.proxy.upstream import UnreachableError, open_answer
 from triptych_gateway.upstream_client import new_client
 
 MAX_BYTES = 1 << 20

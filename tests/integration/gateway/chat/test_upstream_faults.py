@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 
 from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.chat.upstream import BrokenOffError, DrainingError, UnreachableError, open_answer
+from triptych_gateway.proxy.upstream import BrokenOffError, DrainingError, UnreachableError, open_answer
 from triptych_gateway.upstream_client import READ_AHEAD_BYTES, UPSTREAM_ERRORS, new_client
 
 EVENT = b'data: {"choices": []}\n\n'

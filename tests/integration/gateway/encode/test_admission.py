@@ -14,8 +14,8 @@ from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.encode.admission.encode_admission import NUM_PROBES
-from triptych_gateway.encode.admission.encode_backlog import FIRST_PACE, NUM_KEPT, EncodeBacklog, EncodeWork
+from triptych_gateway.encode.encode_admission import NUM_PROBES
+from triptych_gateway.encode.encode_backlog import FIRST_PACE, NUM_KEPT, EncodeBacklog, EncodeWork
 
 KEYS = (entry("flood", "key-flood"), entry("one", "key-one"))
 SIDE = 64
@@ -94,7 +94,7 @@ async def test_a_request_is_refused_whole_and_nothing_of_it_is_ordered(
         assert many.json()["error"]["param"] == "messages[0].content[0].image_url.url"
         assert num_ordered(system) == 2
         joined = asyncio.ensure_future(ask(system, "flood", 0, 1))
-        await until(lambda: len(system.gateway.orders._media_waits) == 2)
+        await until(lambda: len(system.gateway.orders._item_waits) == 2)
         system.encoder.before_start.set()
         assert (await first).status_code == 200
         assert (await joined).status_code == 200, "items in flight cost nothing"
@@ -109,7 +109,7 @@ async def test_while_no_speed_is_known_a_flood_waits_for_the_first_encodes(
         system.gateway.orders.admission.backlog = EncodeBacklog()
         system.encoder.before_start.clear()
         asked = [asyncio.ensure_future(ask(system, "flood", number)) for number in range(NUM_FLOOD)]
-        await until(lambda: len(system.gateway.orders._media_waits) == NUM_FLOOD)
+        await until(lambda: len(system.gateway.orders._item_waits) == NUM_FLOOD)
         await until(lambda: num_ordered(system) == NUM_PROBES)
         assert len(system.gateway.orders.admission.backlog) == NUM_PROBES
         know_speed(system)

@@ -1,9 +1,11 @@
 """What one API key asks of encoders does not hold back another's: the order of jobs, not their times."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import httpx
+import pytest
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.key_samples import entry, write_keys
@@ -11,7 +13,7 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
-from triptych_common.domain.fair_turns import MAX_PASSED
+from triptych_common.domain.fair_queue import MAX_PASSED
 from triptych_common.protocol.messages import EncodeClass
 
 NUM_SLOTS = 16  # of the fake encoder
@@ -21,19 +23,31 @@ FLOOD = NUM_REQUESTS * NUM_IMAGES
 KEYS = (entry("flood", "key-flood"), entry("one", "key-one"), entry("batch", "key-batch", priority=5))
 
 
+@pytest.fixture
+async def system(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[System]:
+    """A gateway with API keys, and an encoder that starts nothing until it is told."""
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    changes = getattr(request, "param", {})
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys, **changes) as opened:
+        await until(lambda: opened.gateway.view.encoding)
+        opened.encoder.before_start.clear()
+        yield opened
+
+
 def image_of(number: int) -> bytes:
     """Each of its own size, so that it is another picture."""
     return image_bytes(size=(8 + number % 64, 8 + number // 64))
 
 
 async def ask(system: System, key: str, colors: Sequence[int]) -> None:
-    images = [{"type": "image_url", "image_url": {"url": data_url(image_of(each))}} for each in colors]
-    answer = await system.http.post(
-        "/v1/chat/completions",
-        json={"model": MODEL, "messages": [{"role": "user", "content": images}]},
-        headers={"Authorization": f"Bearer {key}"},
-    )
+    answer = await asked(system, key, colors)
     assert answer.status_code == 200, answer.text
+
+
+async def asked(system: System, key: str, colors: Sequence[int]) -> httpx.Response:
+    images = [{"type": "image_url", "image_url": {"url": data_url(image_of(each))}} for each in colors]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": images}]}
+    return await system.post(body, headers={"Authorization": f"Bearer {key}"})
 
 
 def flood(system: System, group: asyncio.TaskGroup, key: str = "key-flood", first: int = 0) -> None:
@@ -69,161 +83,112 @@ def place_of_the_first(encoder: FakeEncoder, flow: str) -> int:
     return next(place for place, job in enumerate(encoder.jobs) if job.flow == flow)
 
 
-async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(
-    redis_url: str, tmp_path: Path
-) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-        async with asyncio.TaskGroup() as group:
-            flood(system, group)
-            await flood_waits(system)
-            one = group.create_task(ask(system, "key-one", [1000]))
-            await published(system, FOR_ONE_FLOW + 1)
-            await held(system, FLOOD - FOR_ONE_FLOW)
-            assert "gateway_encode_flows_waiting 1.0" in (await system.http.get("/metrics")).text
-            system.encoder.before_start.set()
-            await one
-        jobs = system.encoder.jobs
-        flows = {job.flow for job in jobs}
-        assert len(flows) == 2
-        alone = next(flow for flow in flows if sum(job.flow == flow for job in jobs) == 1)
-        assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
-        await system.assert_idle()
+async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(system: System) -> None:
+    async with asyncio.TaskGroup() as group:
+        flood(system, group)
+        await flood_waits(system)
+        one = group.create_task(ask(system, "key-one", [1000]))
+        await published(system, FOR_ONE_FLOW + 1)
+        await held(system, FLOOD - FOR_ONE_FLOW)
+        assert "gateway_encode_flows_waiting 1.0" in (await system.http.get("/metrics")).text
+        system.encoder.before_start.set()
+        await one
+    jobs = system.encoder.jobs
+    flows = {job.flow for job in jobs}
+    assert len(flows) == 2
+    alone = next(flow for flow in flows if sum(job.flow == flow for job in jobs) == 1)
+    assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
 
 
-async def test_an_item_of_a_flood_that_another_key_asks_for_has_the_turn_of_that_key(
-    redis_url: str, tmp_path: Path
-) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-        checked = system.gateway.chat.api_keys.check_key
-        one_flow, flood_flow = (checked(f"Bearer key-{each}", None).flow for each in ("one", "flood"))
-        async with asyncio.TaskGroup() as group:
-            flood(system, group)
-            await flood_waits(system)
-            one = group.create_task(ask(system, "key-one", [FLOOD - 1]))  # the flood's last item
-            await published(system, FOR_ONE_FLOW + 1)
-            assert len(system.gateway.orders.table) == FLOOD
-            system.encoder.before_start.set()
-            await one
-        flows = [job.flow for job in system.encoder.jobs]
-        assert flows.count(one_flow) == 1
-        assert flows.index(one_flow) <= NUM_SLOTS
-        assert flows.count(flood_flow) == FLOOD - 1
-        await system.assert_idle()
+async def test_an_item_of_a_flood_that_another_key_asks_for_has_the_turn_of_that_key(system: System) -> None:
+    checked = system.gateway.services.access.api_keys.check_key
+    one_flow, flood_flow = (checked(f"Bearer key-{each}", None).flow for each in ("one", "flood"))
+    async with asyncio.TaskGroup() as group:
+        flood(system, group)
+        await flood_waits(system)
+        one = group.create_task(ask(system, "key-one", [FLOOD - 1]))  # the flood's last item
+        await published(system, FOR_ONE_FLOW + 1)
+        assert len(system.gateway.orders.table) == FLOOD
+        system.encoder.before_start.set()
+        await one
+    flows = [job.flow for job in system.encoder.jobs]
+    assert flows.count(one_flow) == 1
+    assert flows.index(one_flow) <= NUM_SLOTS
+    assert flows.count(flood_flow) == FLOOD - 1
 
 
-async def test_an_order_that_another_request_left_again_goes_on_where_it_stood(
-    redis_url: str, tmp_path: Path
-) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-        queue = system.gateway.orders.queue
-        async with asyncio.TaskGroup() as group:
-            flood(system, group)
-            await flood_waits(system)
-            for number in range(NUM_SLOTS - FOR_ONE_FLOW + 1):  # all places are taken, the spare ones too
-                group.create_task(ask(system, "key-one", [1000 + number]))
-            await held(system, FLOOD - FOR_ONE_FLOW + NUM_SLOTS - FOR_ONE_FLOW)
-            item = next(
-                system.gateway.orders.table.get(each.mm_hash)
-                for wait in system.gateway.orders._media_waits.values()
-                for each in wait.items
-                if each.content == image_of(FLOOD - 1)
-            )
-            assert item is not None
-            before = queue.place_held(item.mm_hash)
-            assert before is not None
-            joining = group.create_task(ask(system, "key-one", [FLOOD - 1]))
-            await until(lambda: queue.place_held(item.mm_hash) not in (None, before))  # None: it is checked
-            assert len(item.request_ids) == 2
-            joining.cancel()
-            await until(lambda: queue.place_held(item.mm_hash) == before)
-            assert len(item.request_ids) == 1
-            system.encoder.before_start.set()
-        await system.assert_idle()
+async def test_an_order_that_another_request_left_again_goes_on_where_it_stood(system: System) -> None:
+    queue = system.gateway.orders.queue
+    async with asyncio.TaskGroup() as group:
+        flood(system, group)
+        await flood_waits(system)
+        for number in range(NUM_SLOTS - FOR_ONE_FLOW + 1):  # all places are taken, the spare ones too
+            group.create_task(ask(system, "key-one", [1000 + number]))
+        await held(system, FLOOD - FOR_ONE_FLOW + NUM_SLOTS - FOR_ONE_FLOW)
+        item = next(
+            system.gateway.orders.table.get(each.mm_hash)
+            for wait in system.gateway.orders._item_waits.values()
+            for each in wait.items
+            if each.content == image_of(FLOOD - 1)
+        )
+        assert item is not None
+        before = queue.place_held(item.mm_hash)
+        assert before is not None
+        joining = group.create_task(ask(system, "key-one", [FLOOD - 1]))
+        await until(lambda: queue.place_held(item.mm_hash) not in (None, before))  # None: it is checked
+        assert len(item.request_ids) == 2
+        joining.cancel()
+        await until(lambda: queue.place_held(item.mm_hash) == before)
+        assert len(item.request_ids) == 1
+        system.encoder.before_start.set()
 
 
-async def test_it_does_so_over_two_gateways(redis_url: str, tmp_path: Path) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with (
-        opened_system(redis_url, tmp_path, api_keys_file=keys) as system,
-        another_gateway(system, "gateway-1") as other,
-    ):
+async def test_it_does_so_over_two_gateways(system: System) -> None:
+    async with another_gateway(system, "gateway-1") as other:
         await until(lambda: len([r for r in system.gateway.view.records if r.role == "gateway"]) == 2)
         await until(lambda: other.gateway.view.encoding)
-        system.encoder.before_start.clear()
         async with asyncio.TaskGroup() as group:
             flood(system, group)
             await until(lambda: len(system.gateway.orders.table) == FLOOD)
-            await until(
-                lambda: sum(system.gateway.orders.queue.num_held(DIGEST).values()) == FLOOD - FOR_ONE_FLOW
-            )
+            await held(system, FLOOD - FOR_ONE_FLOW)
             one = group.create_task(ask(other, "key-one", [1000]))
             await until(lambda: len(other.gateway.orders.table) == 1)
             await held(other, 0)
             assert await num_jobs(system) <= NUM_SLOTS
             system.encoder.before_start.set()
             await one
-        alone = system.gateway.chat.api_keys.check_key("Bearer key-one", None).flow
+        alone = system.gateway.services.access.api_keys.check_key("Bearer key-one", None).flow
         assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
-        await system.assert_idle()
 
 
-async def test_jobs_of_a_low_priority_wait_for_others_but_not_for_ever(
-    redis_url: str, tmp_path: Path
-) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-        async with asyncio.TaskGroup() as group:
-            flood(system, group)
-            await held(system, FLOOD - FOR_ONE_FLOW)
-            # All slots are taken, so what comes now waits with the flood.
-            for color in range(3):
-                group.create_task(ask(system, f"key-{'one' if color else 'batch'}", [1000 + color]))
-            flood(system, group, "key-batch", 2000)
-            await until(lambda: len(system.gateway.orders.table) == 2 * FLOOD + 3)
-            system.encoder.before_start.set()
-        classes = [job.encode_class for job in system.encoder.jobs]
-        waiting = classes[NUM_SLOTS : NUM_SLOTS + 4 * (MAX_PASSED + 1)]
-        assert waiting.count(EncodeClass.INTERACTIVE) > waiting.count(EncodeClass.BATCH) >= 2
-        await system.assert_idle()
+async def test_jobs_of_a_low_priority_wait_for_others_but_not_for_ever(system: System) -> None:
+    async with asyncio.TaskGroup() as group:
+        flood(system, group)
+        await held(system, FLOOD - FOR_ONE_FLOW)
+        # All slots are taken, so what comes now waits with the flood.
+        for color in range(3):
+            group.create_task(ask(system, f"key-{'one' if color else 'batch'}", [1000 + color]))
+        flood(system, group, "key-batch", 2000)
+        await until(lambda: len(system.gateway.orders.table) == 2 * FLOOD + 3)
+        system.encoder.before_start.set()
+    classes = [job.encode_class for job in system.encoder.jobs]
+    waiting = classes[NUM_SLOTS : NUM_SLOTS + 4 * (MAX_PASSED + 1)]
+    assert waiting.count(EncodeClass.INTERACTIVE) > waiting.count(EncodeClass.BATCH) >= 2
 
 
-async def test_a_flood_is_refused_and_another_key_is_served(redis_url: str, tmp_path: Path) -> None:
-    keys = write_keys(tmp_path / "keys.toml", *KEYS)
-    async with opened_system(redis_url, tmp_path, api_keys_file=keys, max_queued_jobs=20) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-
-        async def asked(start: int) -> Any:
-            images = [
-                {"type": "image_url", "image_url": {"url": data_url(image_of(each))}}
-                for each in range(start, start + NUM_IMAGES)
-            ]
-            return await system.http.post(
-                "/v1/chat/completions",
-                json={"model": MODEL, "messages": [{"role": "user", "content": images}]},
-                headers={"Authorization": "Bearer key-flood"},
-            )
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(asked(100 * number)) for number in range(NUM_REQUESTS)]
-            await until(lambda: any(task.done() for task in tasks))
-            one = group.create_task(ask(system, "key-one", [5000]))
-            system.encoder.before_start.set()
-            await one
-        answers = [task.result() for task in tasks]
-        refused = [each for each in answers if each.status_code == 429]
-        assert refused
-        assert len(refused) < len(answers)
-        assert {each.json()["error"]["code"] for each in refused} == {"encode_queue_full"}
-        await system.assert_idle()
+@pytest.mark.parametrize("system", [{"max_queued_jobs": 20}], indirect=True)
+async def test_a_flood_is_refused_and_another_key_is_served(system: System) -> None:
+    async with asyncio.TaskGroup() as group:
+        starts = range(0, 100 * NUM_REQUESTS, 100)
+        tasks = [
+            group.create_task(asked(system, "key-flood", range(each, each + NUM_IMAGES))) for each in starts
+        ]
+        await until(lambda: any(task.done() for task in tasks))
+        one = group.create_task(ask(system, "key-one", [5000]))
+        system.encoder.before_start.set()
+        await one
+    answers = [task.result() for task in tasks]
+    refused = [each for each in answers if each.status_code == 429]
+    assert refused
+    assert len(refused) < len(answers)
+    assert {each.json()["error"]["code"] for each in refused} == {"encode_queue_full"}

@@ -2,59 +2,39 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.conftest import EmbeddedRedis
 from tests.support.gateway.fake_encoder import PREFETCH
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL, served
-from tests.support.gateway.system import System, opened_system
-from tests.support.waiting import free_port, until, until_async
+from tests.support.gateway.media_samples import image_part
+from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.system import System, another_gateway, opened_system
+from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight, StartResult, single_flight
 from triptych_common.coordination.single_flight import merge_backlogs
 from triptych_common.protocol.messages import EncodeCompleted, FailureKind, Requester
-from triptych_gateway.app import create_app
-from triptych_gateway.gateway import run_gateway
 
 CHECK_S = 0.1
 
 
-def image(color: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(image_bytes(color))}}
-
-
-IMAGE = image(3)
+IMAGE = image_part(3)
 
 
 @pytest.fixture
 async def pair(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[System, System]]:
     """Two gateways in front of one encoder and one prefill_decode."""
-    async with opened_system(redis_url, tmp_path, flight_check_s=CHECK_S) as system:
-        yield system, await second_gateway(system)
-
-
-async def second_gateway(system: System) -> System:
-    port = free_port()
-    settings = system.gateway.settings.model_copy(update={"instance": "gateway-1", "port": port})
-    gateway = await system.stack.enter_async_context(run_gateway(settings))
-    await system.stack.enter_async_context(served(create_app(gateway), port))
-    client = await system.stack.enter_async_context(
-        openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
-    )
-    http = await system.stack.enter_async_context(
-        httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
-    )
-    return replace(system, gateway=gateway, openai=client, http=http)
+    async with (
+        opened_system(redis_url, tmp_path, flight_check_s=CHECK_S) as system,
+        another_gateway(system, "gateway-1") as other,
+    ):
+        yield system, other
 
 
 async def num_flights(system: System) -> int:
-    return len(await system.bus.client.keys(system.bus.names.inflight("*")))
+    return len(await system.bus.client.keys(system.bus.names.inflight("*", "*")))
 
 
 async def num_queued(system: System) -> int:
@@ -195,7 +175,7 @@ async def test_a_job_that_waits_goes_with_the_last_request_for_it(pair: tuple[Sy
     system, other = pair
     system.encoder.before_start.clear()
     async with asyncio.TaskGroup() as group:
-        others = [Departing(system, group, (image(color),)) for color in range(10, 10 + PREFETCH)]
+        others = [Departing(system, group, (image_part(color),)) for color in range(10, 10 + PREFETCH)]
         assert await eventually(num_queued, system, PREFETCH)  # no encoder is free
         num_before = len(system.gateway.orders.flight_requests)
         first, second = Departing(system, group), Departing(other, group)
@@ -266,21 +246,6 @@ async def test_jobs_that_redis_lost_are_sent_again(pair: tuple[System, System], 
     await until(lambda: not any(len(each.gateway.orders.flight_requests) for each in pair))
 
 
-async def test_redis_restarts_empty_while_a_job_waits(own_redis: EmbeddedRedis, tmp_path: Path) -> None:
-    async with opened_system(own_redis.url, tmp_path, flight_check_s=1.0) as system:
-        await until(lambda: system.gateway.view.encoding)
-        system.encoder.before_start.clear()
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(system.ask([IMAGE]))
-            assert await eventually(num_queued, system, 1)
-            own_redis.stop()
-            own_redis.start()
-            system.encoder.before_start.set()
-        assert answer.result().choices
-        await until(lambda: system.encoder.num_encodes == 1)
-        assert len({job.job_id for job in system.encoder.jobs}) == 1
-
-
 async def test_a_result_that_never_came_is_asked_for_again(pair: tuple[System, System]) -> None:
     system, other = pair
     system.encoder.mute_jobs = 1
@@ -346,16 +311,8 @@ async def test_a_gateway_that_dies_before_it_publishes_is_stood_in_for(
     await forget_sizes(system)
     monkeypatch.setattr(single_flight, "PUBLISH_LEASE_S", 0.2)
     gone = Requester(request_id="gone", item_index=0, gateway="gone", prefill_decode="pd-0")
-    await SingleFlight(system.bus).claim_flight(
-        mm_hash,
-        [gone],
-        namespace_digest=DIGEST,
-        mode="new",
-        job_id="job-gone",
-        attempt=1,
-        max_attempts=2,
-        ttl_s=5,
-    )
+    claim = {"namespace_digest": DIGEST, "job_id": "job-gone", "attempt": 1, "max_attempts": 2, "ttl_s": 5}
+    await SingleFlight(system.bus).claim_flight(mm_hash, [gone], mode="new", **claim)
     system.encoder.sealed.clear()
     assert (await other.ask([IMAGE])).choices
     assert system.encoder.jobs[-1].job_id == "job-gone"
@@ -367,11 +324,11 @@ async def test_a_queue_that_does_not_move_is_429(system: System) -> None:
     await until(lambda: system.gateway.view.encoding)
     system.encoder.before_start.clear()
     async with asyncio.TaskGroup() as group:
-        clients = [Departing(system, group, (image(color),)) for color in range(PREFETCH + 1)]
+        clients = [Departing(system, group, (image_part(color),)) for color in range(PREFETCH + 1)]
         assert await eventually(num_queued, system, PREFETCH + 1)  # one more than the encoder takes
         assert await eventually(is_slow, system, True)
         with pytest.raises(openai.RateLimitError) as caught:
-            await system.ask([image(99)])
+            await system.ask([image_part(99)])
         for client in clients:
             client.go_away()
         system.encoder.before_start.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.scraping import scrape
@@ -41,7 +41,7 @@ async def two_hosts(
 
 
 def images(*numbers: int) -> list[dict[str, Any]]:
-    return [{"type": "image_url", "image_url": {"url": data_url(image_bytes(each))}} for each in numbers]
+    return [image_part(each) for each in numbers]
 
 
 async def places(system: System) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Large media on their way to encoders: whole, in turns, and no longer than an encoder reads."""
 
 import asyncio
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -11,14 +12,15 @@ from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_gateway.routes import media
 
 CONTENT = bytes(range(256)) * (8 << 12)  # 8 MiB: more than sockets hold
-HOLDER = RequestId("r")
+HASH, HOLDER = MmHash("a" * 64), RequestId("r")
 
 
 @pytest.fixture
-def path(system: System) -> str:
+def path(system: System) -> Iterator[str]:
     """Where the content is."""
-    token = system.gateway.media_cache.keep_media(MmHash("a" * 64), CONTENT, HOLDER)
-    return f"/internal/media/{token}"
+    cache = system.gateway.media_cache
+    yield f"/internal/media/{cache.keep_media(HASH, CONTENT, HOLDER)}"
+    cache.release_media(HASH, HOLDER)
 
 
 class SlowEncoder:
@@ -46,7 +48,7 @@ async def test_the_bytes_are_those_that_were_sent(system: System, path: str) -> 
     assert (answer.status_code, answer.content) == (200, CONTENT)
     assert answer.headers["content-length"] == str(len(CONTENT))
     assert answer.headers["cache-control"] == "no-store"
-    system.gateway.media_cache.release_media(MmHash("a" * 64), HOLDER)
+    system.gateway.media_cache.release_media(HASH, HOLDER)
     assert (await system.http.get(path)).status_code == 404
 
 

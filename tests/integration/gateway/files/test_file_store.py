@@ -10,15 +10,15 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import media_digest
 from triptych_common.protocol.messages import Modality
 from triptych_common.runtime import RunDirError
-from triptych_gateway.files.file_limits import FileLimits
 from triptych_gateway.files.file_record import NS_PER_S, FileRecord
 from triptych_gateway.files.file_store import FileStore, NewFile
 from triptych_gateway.files.partial_file import ClosedFileError
+from triptych_gateway.settings import FileSettings
 
 ALICE, BOB = "a" * 32, "b" * 32
-LIMITS = FileLimits(
-    max_file_bytes=100, max_bytes=1000, max_files=5, max_key_bytes=300, max_key_files=3,
-    lifetime_s=60, max_lifetime_s=600,
+LIMITS = FileSettings(
+    files_max_file_bytes=100, files_max_bytes=1000, files_max_files=5, files_max_key_bytes=300,
+    files_max_key_files=3, files_lifetime_s=60, files_max_lifetime_s=600,
 )  # fmt: skip
 START_S = 1_000_000
 

@@ -24,8 +24,8 @@ from tests.support.gateway.media_samples import image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.files.content_checks import modalities_of
 from triptych_gateway.files.partial_file import PartialFile
+from triptych_gateway.files.uploads import modalities_of
 
 MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isomiso2" + b"\x00" * 100
 WAV = b"RIFF\x24\x00\x00\x00WAVEfmt " + b"\x00" * 100
@@ -189,7 +189,7 @@ async def test_a_client_that_goes_away_leaves_nothing(files: System) -> None:
     async with Held(files):
         assert len(stored(files)) == 1
     await until(lambda: stored(files) == [])
-    await until(lambda: not files.gateway.chat.limiter.num_requests)
+    await until(lambda: not files.gateway.services.access.limiter.num_requests)
 
 
 @pytest.mark.parametrize("files", [{"body_timeout_s": 0.2}, {"files_upload_timeout_s": 0.2}], indirect=True)
@@ -214,7 +214,7 @@ async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: 
 
 async def test_a_gateway_that_ends_cuts_uploads_off(files: System) -> None:
     async with Held(files) as held:
-        files.gateway.chat.cut_off.set()
+        files.gateway.services.cut_off.set()
         await until(lambda: stored(files) == [])
         held.go.set()
         assert refusal(await held.answer()) == (503, "draining")

@@ -1,20 +1,14 @@
 """What every test of a Redis fault asks of a whole gateway."""
 
 import asyncio
-from typing import Any
 
 import openai
 
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.system import System
 from tests.support.waiting import until_async
 
 RETRYABLE = {"bus_unavailable", "deadline_exceeded", "encode_failed", "no_encoder", "no_instance"}
-
-
-def image(color: int) -> dict[str, Any]:
-    """Images of different colours are different items."""
-    return {"type": "image_url", "image_url": {"url": data_url(image_bytes(color))}}
 
 
 async def until_ready(system: System) -> None:
@@ -32,7 +26,7 @@ async def answer_or_documented_error(system: System, color: int, limit_s: float)
     refused: openai.APIStatusError | None = None
     try:
         async with asyncio.timeout(limit_s):
-            answer = await system.ask([image(color)])
+            answer = await system.ask([image_part(color)])
     except openai.APIStatusError as error:
         refused = error
     if refused is None:

@@ -8,8 +8,9 @@ import openai
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.redis_faults.checks import check_well_again, image, until_ready
+from tests.integration.gateway.redis_faults.checks import check_well_again, until_ready
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 
@@ -26,7 +27,7 @@ async def proxied(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[tup
 async def test_before_the_job_is_published(proxied: tuple[System, TcpProxy]) -> None:
     system, proxy = proxied
     proxy.cut()
-    asking = asyncio.ensure_future(system.ask([image(1)]))
+    asking = asyncio.ensure_future(system.ask([image_part(1)]))
     assert (await system.ask("hello")).choices
     assert not asking.done()
     proxy.restore()
@@ -37,7 +38,7 @@ async def test_before_the_job_is_published(proxied: tuple[System, TcpProxy]) -> 
 async def test_while_the_encoder_works(proxied: tuple[System, TcpProxy]) -> None:
     system, proxy = proxied
     system.encoder.before_metadata.clear()
-    asking = asyncio.ensure_future(system.ask([image(1)]))
+    asking = asyncio.ensure_future(system.ask([image_part(1)]))
     await until(lambda: system.encoder.jobs)
     proxy.cut()
     system.encoder.before_metadata.set()
@@ -53,7 +54,7 @@ async def test_for_longer_than_a_job_may_wait(proxied: tuple[System, TcpProxy]) 
     system, proxy = proxied
     proxy.cut()
     with pytest.raises(openai.InternalServerError) as caught:
-        await system.ask([image(1)])
+        await system.ask([image_part(1)])
     assert (caught.value.status_code, caught.value.code) == (503, "bus_unavailable")
     assert caught.value.response.headers["retry-after"]
     assert (await system.ask("hello")).choices
@@ -83,6 +84,6 @@ async def test_again_and_again_under_load(proxied: tuple[System, TcpProxy]) -> N
 
     async with asyncio.TaskGroup() as group:
         group.create_task(disturb())
-        asked = [group.create_task(system.ask([image(color)])) for color in range(20)]
+        asked = [group.create_task(system.ask([image_part(color)])) for color in range(20)]
     assert all(task.result().choices for task in asked)
     await check_well_again(system, 21)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again, image
+from tests.conftest import embedded_redis
+from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.system import opened_system
 from tests.support.waiting import until
 
@@ -15,7 +16,7 @@ async def test_with_data_while_the_encoder_works(tmp_path: Path) -> None:
     with embedded_redis(keeps_data=True) as redis:
         async with opened_system(redis.url, tmp_path) as system:
             system.encoder.before_metadata.clear()
-            asking = asyncio.ensure_future(system.ask([image(1)]))
+            asking = asyncio.ensure_future(system.ask([image_part(1)]))
             await until(lambda: system.encoder.jobs)
             await asyncio.to_thread(redis.stop)
             assert (await system.ask("hello")).choices
@@ -48,16 +49,3 @@ async def test_requests_that_come_all_the_time(tmp_path: Path, *, keeps_data: bo
             if keeps_data:
                 assert set(outcomes) == {"answer"}
             await check_well_again(system, 30)
-
-
-async def test_without_data_while_the_encoder_works(own_redis: EmbeddedRedis, tmp_path: Path) -> None:
-    async with opened_system(own_redis.url, tmp_path) as system:
-        system.encoder.before_metadata.clear()
-        asking = asyncio.ensure_future(system.ask([image(1)]))
-        await until(lambda: system.encoder.jobs)
-        await asyncio.to_thread(own_redis.stop)
-        assert (await system.ask("hello")).choices
-        await asyncio.to_thread(own_redis.start)
-        system.encoder.before_metadata.set()
-        assert (await asking).choices
-        await check_well_again(system, 2)

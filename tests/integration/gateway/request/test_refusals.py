@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
 
@@ -74,7 +74,7 @@ BAD: list[tuple[Any, int, str, str | None]] = [
     ),
     (chat("x", ec_transfer_params={"request_id": "r"}), 400, "field_not_allowed", "ec_transfer_params"),
     (
-        chat([{"type": "image_url", "image_url": {"url": data_url(image_bytes())}}] * 17),
+        chat([image_part()] * 17),
         400,
         "too_many_items",
         "messages[0].content[16].image_url.url",
@@ -91,7 +91,6 @@ async def test_bad_input(system: System) -> None:
     assert system.encoder.jobs == []
     assert system.prefill_decode.bodies == []
     assert (await system.ask("still there")).choices
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,6 @@ async def test_limits(system: System) -> None:
 
     chunked = await system.http.post("/v1/chat/completions", content=chunks())
     assert (chunked.status_code, error_of(chunked)["code"]) == (413, "body_too_large")
-    await system.assert_idle()
 
 
 async def test_framework_errors_have_the_format_too(system: System) -> None:

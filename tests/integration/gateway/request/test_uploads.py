@@ -179,7 +179,6 @@ async def test_the_encoder_gets_the_bytes_that_were_sent(system: System, step: i
     answer = await system.post_raw(pieces())
     assert answer.status_code == 200, answer.text
     assert sorted(system.encoder.media, key=len) == contents
-    await system.assert_idle()
 
 
 async def test_no_pixel_is_decoded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:

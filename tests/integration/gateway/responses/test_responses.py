@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
 from tests.support.waiting import until
@@ -23,7 +23,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 
 def value_of(system: System, name: str, **labels: str) -> float:
-    registry = system.gateway.chat.metrics.metrics.registry
+    registry = system.gateway.services.metrics.metrics.registry
     return registry.get_sample_value(f"triptych_gateway_{name}", labels) or 0.0
 
 
@@ -40,7 +40,6 @@ async def test_a_text(system: System) -> None:
         "model": MODEL, "input": "hello", "instructions": "be brief", "max_output_tokens": 9,
         "request_id": answer.id,
     }  # fmt: skip
-    await system.assert_idle()
 
 
 async def test_the_only_model_need_not_be_named(system: System) -> None:
@@ -61,7 +60,6 @@ async def test_images_go_to_encoders(system: System) -> None:
     ]
     assert {item["item_index"] for item in items} == {0, 1}
     assert len(system.encoder.jobs) == 2
-    await system.assert_idle()
 
 
 async def test_images_that_tools_have_put_out(system: System) -> None:
@@ -84,7 +82,6 @@ async def test_uploaded_files(storing: System) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
         await storing.openai.responses.create(model=MODEL, input=user(missing))
     assert raised.value.code == "file_not_found"
-    await storing.assert_idle()
 
 
 @pytest.mark.parametrize("images", [(), (IMAGE,)])
@@ -108,7 +105,6 @@ async def test_a_stream_that_ends_early_ends_with_an_error(system: System) -> No
         async for _ in stream:
             pass
     assert raised.value.code == "stream_interrupted"
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -119,7 +115,6 @@ async def test_without_encoders_the_whole_request_goes_to_an_instance(system: Sy
     assert answer.output_text == ANSWER
     (body,) = instance.bodies
     assert body["input"][0]["content"][0]["image_url"].startswith("data:")
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,7 +126,6 @@ async def test_a_caller_that_goes_away_ends_its_request(system: System, stream: 
     await until(lambda: len(system.prefill_decode.bodies) == 1)
     asking.cancel()
     await until(lambda: system.prefill_decode.num_disconnects == 1)
-    await system.assert_idle()
 
 
 # ---- what is refused --------------------------------------------------------------------------------
@@ -144,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "input[0].content[0].type",
     ),
     "another form's image": (
-        {"input": user({"type": "image_url", "image_url": {"url": data_url(image_bytes())}})},
+        {"input": user(image_part())},
         "unsupported_content_part",
         "input[0].content[0].type",
     ),
@@ -236,7 +230,6 @@ async def test_what_is_refused(system: System, name: str) -> None:
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param), answer.text
     assert system.prefill_decode.bodies == []
     assert system.encoder.jobs == []
-    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_items": 1, "max_messages": 2}], indirect=True)
@@ -251,4 +244,3 @@ async def test_large_images_are_split_off_as_they_come(system: System) -> None:
     part = {"type": "input_image", "image_url": data_url(image_bytes(3, (64, 64)) + noisy)}
     answer = await system.openai.responses.create(model=MODEL, input=user(part, TEXT))
     assert answer.output_text == "1x64x64 word0 word1"
-    await system.assert_idle()

@@ -12,7 +12,7 @@ from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, send_en
 from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
 from tests.support.gateway.media_samples import image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import StoredResponses
@@ -47,7 +47,6 @@ async def test_a_response_is_read_again_by_another_gateway(storing: System) -> N
                 {body["request_id"] for body in fake.bodies} for fake in (storing.prefill_decode, second)
             ]
             assert any({each.id, follow.id} <= ids for ids in asked)
-        await other.assert_idle()
 
 
 async def test_what_is_not_stored_is_not_found(storing: System) -> None:
@@ -87,7 +86,6 @@ async def test_images_of_a_conversation_come_along(storing: System, stream: bool
     body = storing.prefill_decode.bodies[-1]
     assert [item["item_index"] for item in body["ec_transfer_params"]["items"]] == [0, 1]
     assert len(storing.encoder.jobs) == 2  # one of each image
-    await storing.assert_idle()
 
 
 async def test_images_in_system_messages_are_left_behind(storing: System) -> None:
@@ -99,8 +97,22 @@ async def test_images_in_system_messages_are_left_behind(storing: System) -> Non
     assert item["mm_hash"] == storing.prefill_decode.bodies[0]["ec_transfer_params"]["items"][1]["mm_hash"]
 
 
+async def flights_end(storing: System) -> None:
+    """Wait until no encoder works on a job any more: who needs an item meanwhile would join it."""
+    client: Any = storing.bus.client
+
+    async def have_ended() -> bool:
+        keys = [storing.bus.names.inflight(DIGEST, each.mm_hash) for each in storing.encoder.jobs]
+        return not {b"claimed", b"queued", b"running"}.intersection(
+            [await client.hget(key, "state") for key in keys]
+        )
+
+    await until_async(have_ended)
+
+
 async def test_an_image_that_the_store_has_lost_is_encoded_again(storing: System) -> None:
     first = await ask(storing, (IMAGE, TEXT))
+    await flights_end(storing)
     num_jobs = len(storing.encoder.jobs)
 
     async def lost(params: ECTransferParams) -> None:
@@ -110,7 +122,6 @@ async def test_an_image_that_the_store_has_lost_is_encoded_again(storing: System
     storing.prefill_decode.waits_for = lost
     second = await ask(storing, "again?", previous_response_id=first.id)
     assert second.output_text == "1x8x8 word0 word1"
-    await storing.assert_idle()
 
 
 @pytest.mark.parametrize("storing", [{"responses_image_bytes": 0}], indirect=True)
@@ -121,6 +132,7 @@ async def test_bytes_that_are_gone_are_told_by_name(storing: System, is_file: bo
         file = await storing.openai.files.create(file=("a.png", image_bytes(7)), purpose="vision")
         part = {"type": "input_image", "file_id": file.id}
     first = await ask(storing, (part, TEXT))
+    await flights_end(storing)
     assert (await ask(storing, "a", previous_response_id=first.id)).output_text == "1x8x8 word0 word1"
     if is_file:
         await storing.openai.files.delete(file.id)
@@ -135,7 +147,6 @@ async def test_bytes_that_are_gone_are_told_by_name(storing: System, is_file: bo
             await ask(storing, "again?", previous_response_id=first.id, stream=stream)
         assert (raised.value.code, raised.value.param) == ("response_image_gone", "previous_response_id")
         assert first.id in raised.value.message
-    await storing.assert_idle()
 
 
 @pytest.mark.parametrize("storing", [QUICK], indirect=True)
@@ -150,7 +161,6 @@ async def test_a_conversation_stays_where_its_images_were_encoded(storing: Syste
     assert [body["request_id"] for body in instance.bodies] == [first.id, second.id, third.id]
     assert not any("ec_transfer_params" in body for body in instance.bodies)
     assert storing.encoder.jobs == []
-    await storing.assert_idle()
 
 
 async def test_an_instance_that_is_gone_takes_its_responses_along(storing: System) -> None:
@@ -196,7 +206,6 @@ async def test_the_background(storing: System) -> None:
     await until_async(is_done)
     with pytest.raises(openai.BadRequestError):  # it is over
         await storing.openai.responses.cancel(made.id)
-    await storing.assert_idle()
 
 
 async def test_a_background_response_is_cancelled(storing: System) -> None:
@@ -205,7 +214,6 @@ async def test_a_background_response_is_cancelled(storing: System) -> None:
     async with another_gateway(storing, "gateway-1") as other:
         assert (await other.openai.responses.cancel(made.id)).status == "cancelled"
     assert (await storing.openai.responses.retrieve(made.id)).status == "cancelled"
-    await storing.assert_idle()
 
 
 async def test_events_of_a_background_response_are_read_again(storing: System) -> None:
@@ -219,7 +227,6 @@ async def test_events_of_a_background_response_are_read_again(storing: System) -
     for query in ("stream=perhaps", "stream=true&starting_after=-1", "stream=1&starting_after=x"):
         answer = await storing.http.get(f"/v1/responses/{response_id}?{query}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value"), query
-    await storing.assert_idle()
 
 
 # ---- callers ----------------------------------------------------------------------------------------
@@ -238,7 +245,6 @@ async def test_a_response_is_of_the_key_that_made_it(redis_url: str, tmp_path: P
             ):
                 assert await code_of(call) == (404, "response_not_found")
         assert (await alice.responses.retrieve(made.id)).id == made.id
-        await system.assert_idle()
 
 
 async def test_limits_of_a_key(redis_url: str, tmp_path: Path) -> None:
@@ -274,7 +280,6 @@ async def test_limits_of_a_key(redis_url: str, tmp_path: Path) -> None:
             await client.responses.retrieve(made.id)
         assert await level("tokens") > 500
         assert await level("requests") < 4
-        await system.assert_idle()
 
 
 async def test_media_are_charged_once(

@@ -11,7 +11,6 @@ import pytest
 from tests.support.gateway.fake_stages import FakeDecode, FakePrefill
 from tests.support.gateway.system import System, opened_system
 from tests.support.scraping import scrape
-from tests.support.waiting import until
 
 
 @dataclass
@@ -40,11 +39,6 @@ class Staged:
         """Of a metric of the gateway, as it is scraped."""
         now = await asyncio.to_thread(scrape, self.system.gateway.settings.port)
         return now.total(f"triptych_gateway_{metric}", **labels)
-
-    async def assert_idle(self) -> None:
-        await self.system.assert_idle()
-        router = self.system.gateway.router
-        await until(lambda: not any(map(router.num_in_flight, ("p-0", "p-1", "d-0", "d-1"))))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ async def test_another_prefills(staged: Staged, behaviour: str) -> None:
     assert len(other.bodies) == 2
     assert len(staged.prefill.bodies) >= 1
     assert await staged.total("stage_retries_total", stage="prefill") >= 1
-    await staged.assert_idle()
 
 
 async def test_one_that_is_gone_costs_time_alone(staged: Staged) -> None:
@@ -32,7 +31,6 @@ async def test_one_that_is_gone_costs_time_alone(staged: Staged) -> None:
     await staged.system.refresh()
     assert [await streamed(staged, [IMAGE, TEXT]) for _ in range(2)] == [ANSWER] * 2
     assert len(other.bodies) == 2
-    await staged.assert_idle()
 
 
 async def test_what_is_wrong_with_the_request_is_told(staged: Staged) -> None:
@@ -42,7 +40,6 @@ async def test_what_is_wrong_with_the_request_is_told(staged: Staged) -> None:
         await staged.system.ask("hello")
     assert caught.value.param == "max_tokens"
     assert sum(len(each.bodies) for each in staged.decode.prefills) == 1
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,6 @@ async def test_a_handover_that_fails_begins_again_at_others(
             assert answer.choices[0].message.content == ANSWER
     assert len(other.bodies) == 2
     assert await staged.total("stage_retries_total", stage="decode") >= 1
-    await staged.assert_idle()
 
 
 async def test_a_kv_cache_whose_lease_has_ended_is_made_again(staged: Staged) -> None:
@@ -79,7 +75,6 @@ async def test_a_kv_cache_whose_lease_has_ended_is_made_again(staged: Staged) ->
     staged.prefill.before_answer.set()
     assert await asking == WORDS
     assert len(staged.prefill.bodies) == 2
-    await staged.assert_idle()
 
 
 class _Forgetful(dict[str, list[Any]]):
@@ -100,7 +95,6 @@ async def test_the_number_of_tries_is_bounded(staged: Staged, behaviour: str) ->
         await streamed(staged, [IMAGE, TEXT])
     assert (caught.value.status_code, caught.value.code) == (503, "handover_failed")
     assert len(staged.prefill.bodies) == 2
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize("staged", [{"suspect_s": 600.0}], indirect=True)
@@ -115,7 +109,6 @@ async def test_a_decode_instance_whose_engine_is_dead_is_avoided(staged: Staged)
     assert await staged.total("stage_retries_total", stage="decode", reason="unreachable") == 2
     router, now = staged.system.gateway.router, time.monotonic()
     assert [router.is_suspect(each, now) for each in ("p-0", "d-0", "d-1")] == [False, True, True]
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,6 @@ async def test_a_request_that_fails_everywhere_makes_no_instance_suspect(
     assert (len(staged.prefill.bodies), len(other.bodies)) == (1, 1)
     router, now = staged.system.gateway.router, time.monotonic()
     assert not any(router.is_suspect(each, now) for each in ("p-0", "p-1"))
-    await staged.assert_idle()
 
 
 async def test_what_a_draining_instance_did_not_take_another_decodes(staged: Staged) -> None:
@@ -142,7 +134,6 @@ async def test_what_a_draining_instance_did_not_take_another_decodes(staged: Sta
         assert await streamed(staged, [IMAGE, TEXT]) == ANSWER
     assert (len(staged.prefill.bodies), len(other.taken), staged.prefill.kept) == (2, 2, {})
     assert len(staged.decode.bodies) >= 1
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize("staged", [{"first_token_timeout_s": 1.0}], indirect=True)
@@ -154,7 +145,6 @@ async def test_a_stream_that_shows_no_token_goes_on(staged: Staged) -> None:
     staged.decode.release.set()
     words = [chunk.choices[0].delta.content or "" async for chunk in chunks]
     assert "".join(words).strip() == WORDS
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize("behaviour", ["die", "error_late"])
@@ -163,7 +153,6 @@ async def test_after_the_first_token_the_stream_ends_with_an_error(staged: Stage
     with pytest.raises(openai.APIError, match="broke off"):
         await streamed(staged, [IMAGE, TEXT])
     assert len(staged.prefill.bodies) == 1
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode", "stream"])
@@ -177,7 +166,6 @@ async def test_a_caller_that_leaves_ends_the_stage(staged: Staged, where: str) -
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await until(lambda: victim.num_disconnects == 1)
-    await staged.assert_idle()
 
 
 @pytest.mark.parametrize("staged", [{"first_token_timeout_s": 0.5}], indirect=True)
@@ -187,4 +175,3 @@ async def test_a_prefill_that_takes_too_long(staged: Staged) -> None:
         await streamed(staged, "hello")
     assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
     await until(lambda: staged.prefill.num_disconnects == 1)
-    await staged.assert_idle()

@@ -31,7 +31,6 @@ async def test_a_response_is_divided(staged: Staged, asked: Any) -> None:
     events = [each.type async for each in stream]
     assert (events[0], events[-1]) == ("response.created", "response.completed")
     assert len(staged.decode.taken) == 2
-    await staged.assert_idle()
 
 
 async def test_a_stored_one_is_gone_on_from_where_it_was_decoded(staged: Staged) -> None:
@@ -48,4 +47,3 @@ async def test_a_stored_one_is_gone_on_from_where_it_was_decoded(staged: Staged)
     _, of_image = await respond(staged, WITH_IMAGE)
     status, missing = await respond(staged, "and then?", previous_response_id=of_image["id"])
     assert (status, missing["error"]["code"]) == (404, "response_not_found")
-    await staged.assert_idle()

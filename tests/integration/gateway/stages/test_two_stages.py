@@ -11,13 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.integration.gateway.stages.conftest import Staged
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import image_part
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.spans import exported_spans
 from tests.support.waiting import until
 from triptych_common.protocol.messages import KvTransfer, Role
 
-IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
+IMAGE = image_part(3)
 TEXT = {"type": "text", "text": "what is it"}
 ANSWER = "1x8x8 word0 word1 word2"
 WORDS = "word0 word1 word2"
@@ -46,7 +46,6 @@ async def test_prefilled_at_one_and_decoded_at_the_other(staged: Staged) -> None
     assert job.requesters[0].prefill_decode == "p-0"
     assert await staged.total("routes_total", way="staged", reason="no_whole") == 1
     assert await staged.total("prefill_stage_seconds_count") == 1
-    await staged.assert_idle()
 
 
 async def test_a_whole_answer_tells_nothing_of_the_handover(staged: Staged) -> None:
@@ -66,7 +65,6 @@ async def test_every_form_of_a_chat_and_a_completion(staged: Staged) -> None:
     assert (await staged.system.http.post("/v1/messages", json=message)).status_code == 200
     assert (staged.prefill.bodies[-1]["max_tokens"], staged.decode.bodies[-1]["max_tokens"]) == (1, 9)
     assert len(staged.decode.taken) == 2
-    await staged.assert_idle()
 
 
 async def test_spans_of_both_stages(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +91,6 @@ async def test_who_encodes_itself_and_prefills_gets_raw_media(staged: Staged) ->
     assert await streamed(staged, [IMAGE, TEXT]) == ANSWER
     assert "ec_transfer_params" not in staged.prefill.bodies[0]
     assert staged.decode.bodies[0]["kv_transfer_params"]["remote_engine_id"] == "p-0"
-    await staged.assert_idle()
 
 
 async def test_side_by_side_the_load_decides(staged: Staged) -> None:
@@ -133,7 +130,6 @@ async def test_what_cannot_be_divided_is_one_instances(staged: Staged) -> None:
     for _ in range(2):
         assert len((await staged.system.ask([IMAGE, TEXT], n=2)).choices) == 2
     assert (len(whole.bodies), len(staged.prefill.bodies)) == (2, 0)
-    await staged.assert_idle()
 
 
 async def test_endpoints_that_make_no_tokens_work_with_pairs_alone(staged: Staged) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 import warnings
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from triptych_vllm_connector.grammars.compile_server import compile_grammar
 from triptych_vllm_connector.grammars.compiled import SLOW_FIELD, use_slow_lane
 from triptych_vllm_connector.grammars.compiler import GrammarCompiler
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
+from triptych_vllm_connector.grammars.token_cost import GROUP_FIELD
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import xgrammar
@@ -30,9 +32,10 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.parser import abstract_parser
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
     from vllm.v1.structured_output.request import StructuredOutputRequest
 
-    from triptych_vllm_connector.grammars.checked import check_requests, leave_conversion_out
+    from triptych_vllm_connector.grammars.checked import check_requests, group_of, leave_conversion_out
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -113,10 +116,23 @@ async def test_a_grammar_that_ends_a_process_does_not_reach_the_engine(engine: E
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_what_compiles_goes_on_unchanged(engine: Engine, field: str) -> None:
+async def test_what_compiles_goes_on_with_the_name_of_its_request(engine: Engine, field: str) -> None:
     params = structured(**{field: FIELDS[field]})
     assert await engine.add_request("1", prompt(), params) == "1"
-    assert engine.asked == [params]
+    (asked,) = engine.asked
+    assert params.extra_args is None, "it may be another prompt's, too"
+    assert asked.extra_args == {GROUP_FIELD: "1"}
+    asked.extra_args = None
+    assert asked == params
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ["chatcmpl-req-0af", "cmpl-req-0af-12", "chatcmpl-req-0af_3", "cmpl-req-0af-1-beam-2"],
+)
+async def test_prompts_and_beams_have_the_name_of_their_request(request_id: str) -> None:
+    assert group_of(request_id) == "req-0af"
+    assert group_of("chatcmpl-0af-1") == "chatcmpl-0af-1", "of no gateway: each for itself"
 
 
 async def test_json_objects_and_plain_requests_are_compiled_by_nobody(
@@ -141,9 +157,10 @@ async def test_a_grammar_that_is_not_valid_is_the_callers_fault(
     assert not engine.asked
 
 
-async def test_a_caller_cannot_mark_a_grammar(engine: Engine) -> None:
+@pytest.mark.parametrize("mark", [{SLOW_FIELD: ["/etc/passwd", 1]}, {GROUP_FIELD: "another's"}], ids=str)
+async def test_a_caller_cannot_mark_a_grammar(engine: Engine, mark: dict[str, Any]) -> None:
     params = structured(regex="a")
-    params.extra_args = {SLOW_FIELD: ["/etc/passwd", 1]}
+    params.extra_args = mark
     with pytest.raises(VLLMValidationError, match="may not be set"):
         await engine.add_request("1", prompt(), params)
     assert not engine.asked
@@ -206,6 +223,19 @@ async def test_the_engine_reads_what_was_compiled_in_a_thread_apart(
     assert threads[0].startswith("triptych-slow-grammars")
     assert accepts(grammar.ctx, "42")
     assert manager.executor is None
+
+
+async def test_the_engine_compiles_an_accepted_regular_expression_however_busy_the_machine_is(
+    manager: StructuredOutputManager, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own deadline is by the wall clock."""
+
+    def end(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Future, "result", end)
+    grammar = backend.compile_grammar(StructuredOutputOptions.REGEX, "[0-9]{2}")
+    assert accepts(grammar.ctx, "42")
 
 
 async def test_a_slow_grammar_that_is_not_the_slowest_is_marked_alone(

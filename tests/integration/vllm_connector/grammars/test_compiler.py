@@ -8,7 +8,15 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tests.support.vllm_connector.grammars import NESTED, OBJECT, OF_EACH_KIND, TOKENIZER, accepts, schema
+from tests.support.vllm_connector.grammars import (
+    NESTED,
+    OBJECT,
+    OF_EACH_KIND,
+    TOKENIZER,
+    accepts,
+    large_vocabulary,
+    schema,
+)
 from tests.support.waiting import wait_until
 from triptych_vllm_connector.grammars import compiler as compiler_module
 from triptych_vllm_connector.grammars.compiled import CompiledGrammarGoneError, ReadGrammars
@@ -78,6 +86,18 @@ async def test_a_grammar_that_takes_too_long_is_refused(shared: GrammarCompiler)
     ):
         await shared.compile(ENDLESS, "")
     await asyncio.to_thread(wait_until, lambda: not compile_processes(shared), 5, "the process has ended")
+
+
+@pytest.mark.slow
+async def test_a_grammar_that_would_keep_the_engine_is_refused_before_it_gets_there() -> None:
+    """It compiles in 0.1 s, and each token would take 30 ms of the engine's loop."""
+    opened = GrammarCompiler.open(
+        large_vocabulary().serialize_json(), timeout_s=20.0, memory_bytes=MEMORY_BYTES
+    )
+    async with opened as compiler:
+        with pytest.raises(GrammarRefusedError, match="too much CPU time with each token"):
+            await compiler.compile(GrammarJob("json", '{"type": "string", "pattern": "^.{1,500}$"}'), "")
+        assert await compiler.compile(OBJECT, "") is None
 
 
 async def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.plain_engine import PlainEngine
-from triptych_cache_store.testing import StoreProcess
 
 SHARED_MEMORY = Path("/dev/shm")
 

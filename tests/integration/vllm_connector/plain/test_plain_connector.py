@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.plain_engine import (
     PlainEngine,
     output_of,
     plain_request,
 )
 from tests.support.waiting import wait_until
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.domain.errors import StoreFullError
 from triptych_common.protocol.store import Evict, Reserve, TensorSpec
 
@@ -45,11 +45,6 @@ def assert_loaded(engine: PlainEngine, *identifiers: str) -> None:
 
 
 # ---- as vLLM's tests of its example connector ----------------------------------------------------
-def test_a_store_without_the_items_has_none(encoder: PlainEngine, consumer: PlainEngine) -> None:
-    for engine in (encoder, consumer):
-        assert [engine.scheduler.has_cache_item(each) for each in "abc"] == [False] * 3
-
-
 def test_what_a_producer_saves_every_engine_has(encoder: PlainEngine, consumer: PlainEngine) -> None:
     assert encoder.serve(plain_request("r", "a", "b", "c")) == ["a", "b", "c"]
     for engine in (encoder, consumer):
@@ -67,16 +62,6 @@ def test_a_consumer_saves_nothing(store: StoreProcess, consumer: PlainEngine) ->
     assert consumer.serve(plain_request("r", "a")) == ["a"]
     assert not consumer.scheduler.has_cache_item("a")
     assert store.stats().num_seals_total == 0
-
-
-def test_the_steps_metadata_is_cleared(encoder: PlainEngine, consumer: PlainEngine) -> None:
-    encoder.serve(plain_request("r", "a"))
-    planned = consumer.plan(plain_request("s", "a"))
-    assert planned is not None
-    assert list(planned[0].loads) == ["a"]
-    planned = consumer.plan(plain_request("t"))
-    assert planned is not None
-    assert (planned[0].loads, planned[0].saves, planned[1]) == ({}, (), [])
 
 
 def test_the_steps_metadata_travels_between_processes(encoder: PlainEngine, consumer: PlainEngine) -> None:

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.parking_engine import MODEL, block_hasher, one_layer_scheduler
 from tests.support.vllm_connector.plain_engine import Media, PlainEngine
 from tests.support.waiting import wait_until
-from triptych_cache_store.testing import StoreProcess
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -158,25 +158,6 @@ def test_a_request_of_text_alone_concerns_no_connector(make_scheduler: MakeSched
     assert output.num_scheduled_tokens == {"r": 40}
     assert (loads(output), output.scheduled_encoder_inputs) == ([], {})
     assert scheduler.vllms.encoder_cache_manager.cached == {}
-
-
-def test_what_the_store_has_is_loaded_and_not_encoded(make_scheduler: MakeScheduler, save: Save) -> None:
-    save("a")
-    scheduler = make_scheduler()
-    request = scheduler.add("r", "a")
-    output = scheduler.step()
-    assert output.num_scheduled_tokens == {"r": request.num_prompt_tokens}
-    assert (loads(output), output.scheduled_encoder_inputs) == (["a"], {})
-    assert set(scheduler.vllms.encoder_cache_manager.cached) == {"a"}
-
-
-def test_what_the_store_does_not_have_is_encoded(make_scheduler: MakeScheduler) -> None:
-    scheduler = make_scheduler()
-    request = scheduler.add("r", "a")
-    output = scheduler.step()
-    assert output.num_scheduled_tokens == {"r": request.num_prompt_tokens}
-    assert (loads(output), output.scheduled_encoder_inputs) == ([], {"r": [0]})
-    assert set(scheduler.vllms.encoder_cache_manager.cached) == {"a"}
 
 
 def test_own_cache_then_store_then_encoder(make_scheduler: MakeScheduler, save: Save) -> None:

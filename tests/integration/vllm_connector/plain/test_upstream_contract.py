@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.plain_engine import PlainEngine, output_of, plain_request
 from tests.support.waiting import wait_until
-from triptych_cache_store.testing import StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import Descriptor, TensorSpec
 from triptych_vllm_connector.plain.store_pin import StorePin
@@ -116,19 +116,7 @@ def test_an_item_that_was_found_is_in_a_step_when_it_is_allocated(
     assert side.build_connector_meta(scheduled("s")).loads == {}
 
 
-def test_an_allocated_item_that_the_store_does_not_have_is_in_no_step(consumer: PlainEngine) -> None:
-    step, to_encode = consumer.plan(plain_request("s", "a"))
-    assert (step.loads, to_encode) == ({}, ["a"])
-
-
 # ---- saving --------------------------------------------------------------------------------------
-def test_saved_tensors_are_loaded_with_equal_values(encoder: PlainEngine, consumer: PlainEngine) -> None:
-    encoder.serve(plain_request("r", *"abc"))
-    assert consumer.serve(plain_request("s", *"abc")) == []
-    for name in "abc":
-        assert torch.equal(consumer.encoder_cache[name], encoder.encoder_cache[name])
-
-
 def test_what_is_saved_is_not_changed_by_saving_it_again(
     store: StoreProcess, encoder: PlainEngine, consumer: PlainEngine
 ) -> None:

@@ -25,6 +25,7 @@ from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition, 
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.pieces import group_pieces
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
@@ -200,7 +201,7 @@ class DecodeEngine:
         return scheduled
 
     def _defer(self, engine_request_id: str) -> None:
-        if not self._consumer.has_failed(engine_request_id):
+        if not self._consumer.status(engine_request_id).has_failed:
             self._waiting.remove(engine_request_id)
             self._parked.add(engine_request_id)
             self._consumer.on_parked(engine_request_id, self._num_steps)
@@ -239,9 +240,9 @@ class DecodeEngine:
     def _may_allocate(self, each: _Running, place: int) -> bool:
         """As `PreallocatingEncoderCacheManager.can_allocate`."""
         engine_request_id = each.prompt.request_id
-        if self._consumer.is_local(engine_request_id):
-            return self._consumer.may_encode_item(engine_request_id, place)
-        return self._consumer.is_pinned(each.prompt.items[place].mm_hash)
+        if self._consumer.status(engine_request_id).is_local:
+            return self._consumer.status(engine_request_id).may_encode(place)
+        return self._consumer.item_state(each.prompt.items[place].mm_hash) is EngineItemState.PINNED
 
     def _encode(self) -> None:
         """The vision tower."""
@@ -314,7 +315,7 @@ class DecodeEngine:
             holders = self._cached.get(mm_hash)
             if holders is not None:
                 holders.discard(each.prompt.request_id)
-                if not holders and not self._consumer.is_resident(mm_hash):
+                if not holders and self._consumer.item_state(mm_hash) is not EngineItemState.RESIDENT:
                     self.evict_item(mm_hash)
 
     def evict_item(self, mm_hash: str) -> None:

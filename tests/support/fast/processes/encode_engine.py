@@ -80,6 +80,9 @@ class FastEncodeEngine:
         self._worker.on_encode_start()
         self._worker.write_order(order, tensor)
 
+    async def is_writing(self) -> bool:
+        return False
+
     async def check_health(self) -> None:
         return
 

@@ -1,13 +1,13 @@
 """Fault points between two fabric agents: frames of a connection, before they are sent and as they come."""
 
-from typing import Any
+from typing import Any, cast
 
 from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING, reach
 
 
 def watch_fabric() -> None:
     """In an agent's process, before it starts."""
-    from triptych_cache_store.fabric.wire import connection, frames
+    from triptych_fabric.wire import connection, frames
 
     steps = {
         frames.FrameKind.OFFER: "offer",
@@ -40,15 +40,9 @@ def watch_fabric() -> None:
             if step is not None:
                 reach(step, HANDLED)
 
-    (carrier,) = (each for each in vars(connection).values() if _is_own_class(each, connection))
-    original = carrier.__init__
+    original = connection.FabricConnection.__init__
 
     def watched_init(self: Any, name: str, channel: Any, side: Any, *rest: Any, **more: Any) -> None:
-        original(self, name, channel, WatchedSide(side), *rest, **more)
+        original(self, name, channel, cast(Any, WatchedSide(side)), *rest, **more)
 
-    carrier.__init__ = watched_init
-
-
-def _is_own_class(each: Any, module: Any) -> bool:
-    is_own = isinstance(each, type) and each.__module__ == module.__name__
-    return is_own and not getattr(each, "_is_protocol", False)
+    connection.FabricConnection.__init__ = watched_init  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.support.fast.layout import kind_of
-from tests.support.fast.processes import points
+from tests.support.fast.processes import next_release, points
 from tests.support.fast.processes.machine import HERE, Machine
 from triptych_common.protocol.steps import Party
 
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 20.0
 PRELOADED = [
     "tests.support.fast.processes.mains",
     "triptych_cache_store.__main__",
-    "triptych_cache_store.fabric.service",
+    "triptych_fabric.__main__",
     "triptych_gateway.__main__",
     "triptych_encoder.service",
     "triptych_vllm_connector.worker.writing",
@@ -82,6 +82,7 @@ class ServiceProcess:
         """`folder`: of the whole system."""
         self.party = party
         self.name = name
+        self.is_next_release = False  # from its next start on
         self._machine = machine
         self._arguments = tuple(arguments)
         self._folder = folder
@@ -100,6 +101,7 @@ class ServiceProcess:
         process = _context().Process(
             target=_main,
             args=(self.party, self.name, self._arguments, self._folder, self.log_path, self._machine),
+            kwargs={"is_next_release": self.is_next_release},
             name=self.name,
             daemon=True,
         )
@@ -160,7 +162,14 @@ class ServiceProcess:
 
 
 def _main(
-    party: Party, name: str, arguments: tuple[str, ...], folder: Path, log_path: Path, machine: Machine
+    party: Party,
+    name: str,
+    arguments: tuple[str, ...],
+    folder: Path,
+    log_path: Path,
+    machine: Machine,
+    *,
+    is_next_release: bool,
 ) -> None:
     """In the forked process."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no test, no services
@@ -168,6 +177,8 @@ def _main(
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     machine.enter()
+    if is_next_release:
+        next_release.install()
     sys.argv = [name, *arguments]
     points.install(folder, name, party)
     from tests.support.fast.processes import mains as product_mains

@@ -1,11 +1,11 @@
 """What each process runs: the services' own `main`s, and those of the two engines' hosts without vLLM."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import triptych_cache_store.__main__ as cache_store
+import triptych_fabric.__main__ as fabric
 import triptych_gateway.__main__ as gateway
 from tests.support.fast.processes.encode_engine import FastEncodeEngine
 from tests.support.fast.processes.fabric_points import watch_fabric
@@ -80,8 +80,7 @@ def run_decode() -> None:
 
 def run_agent() -> None:
     watch_fabric()
-    sys.argv.insert(1, "fabric")
-    cache_store.main()
+    fabric.main()
 
 
 MAINS: dict[Party, Callable[[], None]] = {

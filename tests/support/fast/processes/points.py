@@ -17,8 +17,8 @@ import orjson
 
 from triptych_common.bus import async_bus as asyncbus
 from triptych_common.bus import stream_consumer as consumer
-from triptych_common.coordination import SingleFlight
-from triptych_common.protocol.messages import EncodeJob, Message
+from triptych_common.coordination import JobOffer, SingleFlight
+from triptych_common.protocol.messages import Message
 from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
 from triptych_common.store_session import AsyncStoreSession, StoreSession
@@ -144,7 +144,8 @@ def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
     taker: Any = consumer.StreamConsumer
     flights: Any = SingleFlight
-    publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish_job
+    publish, publish_encoded = bus.publish, bus.publish_encoded
+    publish_job, claim_flight = flights.publish_job, flights.claim_flight
     take_within, take_spare, ack, ack_soon = (
         taker.take_within, taker.take_spare, taker.ack, taker.ack_soon,
     )  # fmt: skip
@@ -164,11 +165,25 @@ def _watch_streams() -> None:
             _reach_entry(stream, fields, SENT)
         return result
 
-    async def watched_publish_job(self: Any, job: EncodeJob, **options: Any) -> Any:
-        _reach_message(self._names.encode_jobs(job.namespace_digest, options["store"]), job.TYPE, {}, SENDING)
-        result = await publish_job(self, job, **options)
-        _reach_message(self._names.encode_jobs(job.namespace_digest, options["store"]), job.TYPE, {}, SENT)
+    def reach_job(flights: Any, offer: JobOffer, moment: str) -> None:
+        job = offer.job
+        _reach_message(flights._names.encode_jobs(job.namespace_digest, offer.store), job.TYPE, {}, moment)
+
+    async def watched_publish_job(self: Any, offer: JobOffer) -> Any:
+        reach_job(self, offer, SENDING)
+        result = await publish_job(self, offer)
+        reach_job(self, offer, SENT)
         return result
+
+    async def watched_claim(
+        self: Any, mm_hash: str, requesters: Any, *, offer: JobOffer | None = None, **options: Any
+    ) -> Any:
+        if offer is not None:
+            reach_job(self, offer, SENDING)
+        claim = await claim_flight(self, mm_hash, requesters, offer=offer, **options)
+        if offer is not None and claim.entry_id:
+            reach_job(self, offer, SENT)
+        return claim
 
     async def watched_take(self: Any, block_ms: int) -> Any:
         return received(await take_within(self, block_ms))
@@ -186,7 +201,7 @@ def _watch_streams() -> None:
         return await ack(self, entry)
 
     bus.publish, bus.publish_encoded = watched_publish, watched_publish_encoded
-    flights.publish_job = watched_publish_job
+    flights.publish_job, flights.claim_flight = watched_publish_job, watched_claim
 
     def watched_ack_soon(self: Any, entry: Any) -> None:
         _reach_entry(self._group.stream, entry.fields, HANDLED)
@@ -264,7 +279,7 @@ def _watch_http_client(party: Party) -> None:
 
 
 def _watch_dispatch() -> None:
-    from triptych_gateway.chat import upstream
+    from triptych_gateway.proxy import upstream
 
     module: Any = upstream
     open_response = module.open_response

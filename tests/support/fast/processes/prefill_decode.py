@@ -24,6 +24,7 @@ from tests.support.fast.processes.kept_caches import KeptCaches, kv_transfer
 from tests.support.fast.processes.tally import note_served
 from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL, grid_of
 from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
+from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
@@ -139,6 +140,7 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
 
 def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
     return InstanceRecord(
+        release=release(),
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
         role=settings.role,

@@ -18,6 +18,7 @@ from tests.support.fast.processes.prefill_decode import listening
 from tests.support.fast.processes.tally import note_held, note_served
 from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MODEL, answer_words
 from tests.support.fast.prompts import prefix_digest
+from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
@@ -50,6 +51,7 @@ async def serve(settings: FastDecodeSettings, stop: StopSignal) -> None:
 
 def _record(settings: FastDecodeSettings) -> InstanceRecord:
     return InstanceRecord(
+        release=release(),
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
         role=Role.DECODE,

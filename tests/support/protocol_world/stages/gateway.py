@@ -1,10 +1,11 @@
-"""The real gateway of requests in stages: `wait_instance`, `Forwarder` and all behind it, on played HTTP.
+"""The real gateway of requests in stages: `MultimodalRequest`, `Forwarder` and all behind it, on played HTTP.
 
 What it knows of instances is the registry as it was last read: the world decides when it is read again.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -16,21 +17,22 @@ from tests.support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import span
-from triptych_gateway.access.callers import ANONYMOUS
-from triptych_gateway.chat.dispatch import Arrival, Dispatch
-from triptych_gateway.chat.forward import Forwarder
-from triptych_gateway.chat.media_variants import wait_instance, wait_variant
-from triptych_gateway.chat.routing import chat_routing
-from triptych_gateway.chat.stages import Stages
-from triptych_gateway.chat.streaming import ClientStream
-from triptych_gateway.chat.upstream_body import media_body
+from triptych_gateway.access.auth import ANONYMOUS
 from triptych_gateway.decision.namespace_decisions import Answering
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
+from triptych_gateway.proxy.context import RequestContext, UpstreamRequest
+from triptych_gateway.proxy.forward import Forwarder
+from triptych_gateway.proxy.multimodal_request import MultimodalRequest
+from triptych_gateway.proxy.routing import chat_routing
+from triptych_gateway.proxy.stages import Stages
+from triptych_gateway.proxy.streaming import ClientStream
+from triptych_gateway.proxy.upstream_body import media_body
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
+from triptych_gateway.settings import RoutingSettings
 from triptych_gateway.tracing.request_span import RequestSpan
 
 MODEL = "model"
@@ -45,14 +47,14 @@ ListRecords = Callable[[], Sequence[InstanceRecord]]
 class NothingLearned:
     """`EncodeDecisions` of a gateway that decides nothing."""
 
-    def begin_request(self, record: Any, course: Any, num_prompt_bytes: int) -> Answering:
+    def begin_request(self, record: Any, estimate: Any, num_prompt_bytes: int) -> Answering:
         return Answering()
 
 
 class OneStore:
     """`TransferOrders` where all instances have one store."""
 
-    async def bring(self, media_wait: Any, instance: Any) -> None:
+    async def bring(self, item_wait: Any, instance: Any) -> None:
         """Every item is there."""
 
 
@@ -79,7 +81,11 @@ class StageGateway(GatewayActor):
         )
         self.view = RegistryView(cast("Any", self), 1.0)
         self.router = Router(SUSPECT_S)
-        self.instances = Instances(self.view, self.router, GRACE_S, MAX_ATTEMPTS)
+        self.instances = Instances(
+            self.view,
+            self.router,
+            RoutingSettings(instance_grace_s=GRACE_S, max_dispatch_attempts=MAX_ATTEMPTS),
+        )
         stages = Stages(
             cast("Any", self.connections),
             self.router,
@@ -138,29 +144,32 @@ class StageGateway(GatewayActor):
         deadline = CLOCK.now + FIRST_TOKEN_S
         with span("request") as started:
             root = RequestSpan(started, "chat", CLOCK.now)
-        arrival = Arrival(RequestId(request.request_id), ANONYMOUS, root, CLOCK.now, deadline)
-        arrival = await wait_variant(self.instances, chat, arrival)
+        context = RequestContext(RequestId(request.request_id), ANONYMOUS, root, CLOCK.now, deadline)
+        services, nothing = SimpleNamespace(media=None, instances=self.instances), cast("Any", None)
+        client = ClientStream(_Receiver(request).take, {})
+        life = MultimodalRequest(cast("Any", services), chat, context, nothing, client)
+        await life._wait_variant()
+        context = life._context
         routing = chat_routing(chat, "", DIGEST, items)
-        chosen = await wait_instance(self.instances, chat, arrival, routing)
-        media_wait = MediaWait(arrival.request_id, chosen.instance, items, deadline, None, DIGEST)
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+        chosen = await life._wait_instance(routing)
+        item_wait = ItemWait(context.request_id, chosen.instance, items, deadline, None, DIGEST)
+        async with self.final_acks.hold_acks(item_wait), self.orders.open_wait(item_wait):
             async with asyncio.timeout_at(deadline):
-                self.orders.order_missing(media_wait)
-                await race(media_wait.wait_sizes(), media_wait.wait_failure())
+                self.orders.order_missing(item_wait)
+                await race(item_wait.wait_sizes(), item_wait.wait_failure())
             sent = media_body(
                 chat,
                 items,
-                media_wait.sizes,
+                item_wait.sizes,
                 request_id=request.request_id,
                 gateway=self.name,
                 traceparent=None,
                 remaining_ms=int((deadline - CLOCK.now) * 1000),
             )
-            dispatch = Dispatch(
-                arrival, chat, sent, DIGEST, media_wait=media_wait, first_choice=chosen, routing=routing
+            upstream = UpstreamRequest(
+                context, chat, sent, DIGEST, item_wait=item_wait, first_choice=chosen, routing=routing
             )
-            client = ClientStream(_Receiver(request).take, {})
-            await race(self.forwarder.forward(dispatch, client), media_wait.wait_failure())
+            await race(self.forwarder.forward(upstream, client), item_wait.wait_failure())
 
 
 class _Receiver:

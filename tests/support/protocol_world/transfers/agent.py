@@ -1,8 +1,8 @@
 """The real fabric agent but for sockets, threads, Redis and the registry.
 
-Real: `TransferTable`, `EntryPush`, `TargetLinks`, `TargetLink`, `EntryOutbox` at the source; `FabricPeer`,
-`Reception`, `ByteBudget`, `EntryInbox` at the target; `LocalStore` and `OrderReader` of both. It is a client
-of its store as encoders are, with a mapping of the region.
+Real: `TransferTable`, `EntryPush`, `OutgoingLinks`, `OutgoingLink`, `EntryOutbox` at the sender;
+`FabricPeer`, `Reception`, `ByteBudget`, `EntryInbox` at the receiver; `LocalStore` and `OrderReader` of
+both. It is a client of its store as encoders are, with a mapping of the region.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -13,19 +13,17 @@ from tests.support.protocol_world.network import AsyncBusModel, Network
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.transfers.wires import PlayedConnection, Socket
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
-from triptych_cache_store.fabric.local_store import LocalStore
-from triptych_cache_store.fabric.metrics import FabricMetrics
-from triptych_cache_store.fabric.orders import OrderReader
-from triptych_cache_store.fabric.source.byte_turns import RateLimit
-from triptych_cache_store.fabric.source.dialing import LinkDialer
-from triptych_cache_store.fabric.source.links import TargetLinks
-from triptych_cache_store.fabric.source.transfers import TransferTable
-from triptych_cache_store.fabric.source.transport_choice import TransportChoice
-from triptych_cache_store.fabric.target.byte_budget import ByteBudget
-from triptych_cache_store.fabric.target.peer import FabricPeer
-from triptych_cache_store.fabric.wire.handshake import Identity
 from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferOrder
+from triptych_fabric.local_store import LocalStore
+from triptych_fabric.metrics import FabricMetrics
+from triptych_fabric.orders import OrderReader
+from triptych_fabric.receiver.peer import FabricPeer, ReceiverParts
+from triptych_fabric.receiver.reception import ByteBudget
+from triptych_fabric.sender.links import OutgoingLinks
+from triptych_fabric.sender.transfers import TransferTable
+from triptych_fabric.transports.transport import RateLimit, Transport
+from triptych_fabric.wire.handshake import Identity
 
 METRICS = FabricMetrics()
 PROGRESS_S = 5.0
@@ -91,18 +89,18 @@ class AgentActor:
         mapping: Any = self.store.map_region()
         session: Any = self.session
         group: Any = Tasks(self.loop)
-        self.group = group
         self.local = LocalStore(session, mapping)
         self.identity = Identity(self.store.name, self.local.generation)
         self.announced = self.identity.generation
         self.budget = ByteBudget(self._max_bytes)
         self.peers: dict[FabricPeer, None] = {}
         credentials: Any = None
-        nothing: Any = None  # by TCP, Redis is not needed
-        dialer = LinkDialer(self.store.name, nothing, nothing)
-        choice = TransportChoice((FabricTransport.TCP,))
-        self.links = TargetLinks(
-            self.store.name, self._agent_of, dialer, choice, credentials, RateLimit(None), PROGRESS_S, mapping
+        transports = {FabricTransport.TCP: Transport()}
+        self.links = OutgoingLinks(
+            self.store.name, self._agent_of, transports, credentials, RateLimit(None), PROGRESS_S
+        )
+        self.parts = ReceiverParts(
+            self.identity, credentials, self.local, self.budget, METRICS, group, transports, PROGRESS_S
         )
         self.bus: Any = AgentBus(self._network, self.name)
         self.reader = OrderReader(self.bus, self.name, group)  # type: ignore[arg-type]
@@ -205,11 +203,7 @@ class AgentActor:
 
     def _accept(self, socket: Socket) -> None:
         channel: Any = socket
-        credentials: Any = None
-        peer = FabricPeer(
-            channel, self.identity, credentials, self.local, self.budget, METRICS, self.group, PROGRESS_S,
-            self._on_peer_gone,
-        )  # fmt: skip
+        peer = FabricPeer(self.parts, channel, self._on_peer_gone)
         self.peers[peer] = None
 
     def _on_peer_gone(self, peer: FabricPeer) -> None:

@@ -14,14 +14,13 @@ from triptych_common.coordination import NotedPlace
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord, Message
 from triptych_common.protocol.transfers import EntryPlace
-from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.encode.item_wait import EntriesRead, ItemWait
+from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.transfers.directory_notes import DirectoryNotes
-from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_limits import TransferLimits
+from triptych_gateway.settings import TransferSettings
+from triptych_gateway.transfers.fabric_view import FabricView, LinkRates
+from triptych_gateway.transfers.place_finder import DirectoryNotes
 from triptych_gateway.transfers.transfer_orders import TransferOrders
 
 MAX_TRANSFERS = 3  # `max_transfer_attempts`
@@ -76,7 +75,7 @@ class TransferGateway(GatewayActor):
         self.read_registry()
         self.fabric, self.rates = FabricView(self.view), LinkRates()
         stores = EncodeStores(
-            lambda: self.view.records, link=LinkDefaults(), measured_s=self.rates.measured_s
+            lambda: self.view.records, settings=TransferSettings(), measured_s=self.rates.measured_s
         )
         return stores, ItemPlaces(lambda: self.fabric.are_apart)
 
@@ -89,7 +88,9 @@ class TransferGateway(GatewayActor):
             orders=self.orders,
             notes=DirectoryNotes(cast("Any", DirectoryModel(self.bus)), 5.0),
             rates=self.rates,
-            limits=TransferLimits(max_attempts=MAX_TRANSFERS, grace_s=GRACE_S, publish_timeout_s=5.0),
+            settings=TransferSettings(
+                max_transfer_attempts=MAX_TRANSFERS, transfer_grace_s=GRACE_S, publish_timeout_s=5.0
+            ),
             metrics=METRICS,
         )
         transfers = self.transfers  # its tasks, as `run` has them
@@ -120,16 +121,16 @@ class TransferGateway(GatewayActor):
 
     # ---- one request -----------------------------------------------------------------------------
     @asynccontextmanager
-    async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
-        media_wait.entry_places.update(await self.transfers.places.read(media_wait.mm_hashes))
-        async with super()._open_wait(media_wait):
-            with self.transfers.hold(media_wait):
+    async def _open_wait(self, item_wait: ItemWait) -> AsyncIterator[None]:
+        item_wait.on_event(EntriesRead(await self.transfers.places.read(item_wait.mm_hashes)))
+        async with super()._open_wait(item_wait):
+            with self.transfers.hold(item_wait):
                 yield
 
-    async def _bring(self, media_wait: MediaWait, name: str) -> None:
+    async def _bring(self, item_wait: ItemWait, name: str) -> None:
         record = next((each for each in self._list_records() if each.instance == name), None)
         if record is not None:  # else it cannot be reached
-            await self.transfers.bring(media_wait, record)
+            await self.transfers.bring(item_wait, record)
 
     async def _on_result(self, message: Message) -> None:
         if not self.transfers.on_result(message):

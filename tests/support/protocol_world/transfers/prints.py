@@ -32,7 +32,7 @@ def of_agent(agent: AgentActor, digest: Digest, stands: Digest) -> Any:
         (sorted(agent.links._links), sorted(agent.links._dialling)),
         [_socket(each) for each in agent.sockets],
         [
-            (peer.source, [(number, each.state.name) for number, each in sorted(peer._receptions.items())])
+            (peer.sender, [(number, each.state.name) for number, each in sorted(peer._receptions.items())])
             for peer in agent.peers
         ],
         (agent.budget.num_bytes, len(agent.budget._claims)),
@@ -50,11 +50,12 @@ def _socket(socket: Socket) -> Any:
 
 def _connection(connection: PlayedConnection) -> Any:
     side = connection.side
+    sendings = side.chunks._sendings if hasattr(side, "chunks") else {}
     return (
         (len(connection.steps), connection.is_open, connection.is_stopping, list(side._frames)),
         sorted(getattr(side, "_live", ())),
         sorted(getattr(side, "_expected", ())),
-        sorted((number, each.position) for number, each in getattr(side, "_sendings", {}).items()),
+        sorted((number, each.position) for number, each in sendings.items()),
     )
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.support.protocol_world.virtual_loop import CLOCK
-from triptych_cache_store.fabric.source import dialing, link, outbox
-from triptych_cache_store.fabric.target import peer
-from triptych_cache_store.fabric.wire.channel import ChannelClosedError, PeerSilentError
-from triptych_cache_store.fabric.wire.frames import HEADER_BYTES, FrameKind, read_header
-from triptych_cache_store.fabric.wire.handshake import Admitted, LinkRefusedError, RefusalReason
 from triptych_common.domain.errors import MalformedMessageError, TriptychError
 from triptych_common.protocol.messages import FabricTransport
+from triptych_fabric.receiver import peer
+from triptych_fabric.sender import link, links
+from triptych_fabric.transports import transport
+from triptych_fabric.wire.channel import ChannelClosedError, PeerSilentError
+from triptych_fabric.wire.frames import HEADER_BYTES, FrameKind, read_header
+from triptych_fabric.wire.handshake import Admitted, LinkRefusedError, RefusalReason
 
 CHUNK_BYTES = 16  # of an item of two rows: half of it
 
@@ -97,8 +98,8 @@ class PlayedConnection:
     # ---- for the event loop ----------------------------------------------------------------------
     def start(self) -> None:
         if self._socket.is_source:
-            told = self.side._greet.keywords  # as `greet_target` is told
-            self._socket.send(Hello(told["source"], told["generation"]))
+            told = self.side._greet.keywords  # as `greet_receiver` takes them
+            self._socket.send(Hello(told["sender"], told["generation"]))
 
     def post(self, step: Callable[[], None]) -> None:
         if not self.is_over:
@@ -116,8 +117,7 @@ class PlayedConnection:
         """Has the thread anything to do but to read?"""
         if self.is_over:
             return False
-        turns = getattr(self.side, "_turns", None)
-        has_frames = bool(self.side._frames) or (turns is not None and bool(turns._lanes))
+        has_frames = bool(self.side._frames) or bool(getattr(self.side, "chunks", ()))
         return bool(self.steps) or self.is_stopping or (self.is_open and has_frames)
 
     def send_next(self) -> None:
@@ -134,9 +134,6 @@ class PlayedConnection:
         head, chunk, _ = self.side.next_frame(CLOCK.now)
         if head:
             self._socket.send(Frame(bytes(head), bytes(chunk)))
-            if chunk:
-                self.side.on_body_sent(chunk)
-            self.side.on_sent()
 
     def receive_next(self) -> None:
         try:
@@ -144,7 +141,8 @@ class PlayedConnection:
                 case Hello() as hello:
                     self._admit(hello)
                 case Welcome():
-                    self._open(self.side._events.on_open)
+                    self.is_open = True
+                    asyncio.get_running_loop().call_soon(self.side._events.on_open)
                 case Refused(reason):
                     raise LinkRefusedError("refused", reason)
                 case Frame() as frame:
@@ -158,24 +156,20 @@ class PlayedConnection:
         self._end(PeerSilentError("the peer was silent"))
 
     def _admit(self, hello: Hello) -> None:
-        own = self.side._events._own
+        own = self.side._events._parts.own
         reason = RefusalReason.BUSY if own.is_draining else RefusalReason.STORE
         if own.is_draining or hello.generation != own.generation:
             self._socket.send(Refused(reason))
             raise LinkRefusedError("refused", reason)
         self._socket.send(Welcome())
-        self._open(self.side._events.on_admitted, Admitted(*hello, FabricTransport.TCP))
-
-    def _open(self, event: Callable[..., None], *arguments: Any) -> None:
         self.is_open = True
-        asyncio.get_running_loop().call_soon(event, *arguments)
+        self.side.open(Admitted(*hello, FabricTransport.TCP))
 
     def _on_frame(self, frame: Frame) -> None:
         header = read_header(frame.head[:HEADER_BYTES], self.side.allowed)
         place = self.side.on_header(header)
         if place is not None:
             place[:] = frame.chunk
-            self.side.on_body_received(place)
         elif frame.chunk:
             raise MalformedMessageError("a chunk without a place")
         self.side.on_frame(header, frame.head[HEADER_BYTES:])
@@ -210,10 +204,10 @@ def _channel(socket: Socket) -> Socket:
 
 
 FABRIC_STAND_INS: tuple[tuple[Any, str, Any], ...] = (
-    (dialing, "_connect", _connect),
-    (dialing, "TcpChannel", _channel),
+    (links, "_connect", _connect),
+    (links, "FabricChannel", _channel),
     (link, "FabricConnection", PlayedConnection),
     (peer, "FabricConnection", PlayedConnection),
-    (outbox, "MAX_CHUNK_BYTES", CHUNK_BYTES),
+    (transport, "MAX_CHUNK_BYTES", CHUNK_BYTES),
 )
 """For `virtual_time`."""

@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+from tests.support.message_samples import instance_record
 from tests.support.protocol_world.config import ERRORS, REDIS, TRANSFER_FAULTS, Config, Enabled, Key
 from tests.support.protocol_world.encoder import EncoderActor, content_of
 from tests.support.protocol_world.gateway import GatewayActor
@@ -17,10 +18,10 @@ from tests.support.protocol_world.transfers.wires import SWITCH, End, Frame, Hel
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.protocol_world.world import World
 from triptych_cache_store.entries.entry_table import EntryState
-from triptych_cache_store.fabric.wire.frames import FrameKind
 from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
 from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.transfers import TransferFailed, TransferOrder
+from triptych_fabric.wire.frames import FrameKind
 
 SPARE_S = 10.0  # the longest that a job is left to the encoders of its own stream
 STEPS = {
@@ -108,21 +109,17 @@ class TransferWorld(TransferFaults):
     def _records(self) -> list[InstanceRecord]:
         """The registry's."""
         found = [
-            InstanceRecord(
-                instance=each.name,
-                boot_id=each.name,
-                role=Role.ENCODE,
-                namespace_digest=DIGEST,
-                store=each.store.name,
+            instance_record(
+                each.name, Role.ENCODE, boot_id=each.name, namespace_digest=DIGEST, store=each.store.name
             )
             for each in self.encoders.values()
             if each.is_up
         ]
         found += [
-            InstanceRecord(
-                instance=each.name,
+            instance_record(
+                each.name,
+                Role.PREFILL_DECODE,
                 boot_id=each.name,
-                role=Role.PREFILL_DECODE,
                 url=f"http://{each.name}",
                 model="model",
                 namespace_digest=DIGEST,

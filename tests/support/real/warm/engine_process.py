@@ -1,73 +1,28 @@
-"""In a forked service: EngineCore and the compile server are forked from this process, as it is now.
+"""In a forked process: EngineCore and the compile server are forked from it, as it is now.
 
-The fork server is multiprocessing's own, itself a fork: a member of the service's session and a child of the
-service, as EngineCore is. A spawned process inherits the environment of the one that spawns it, and so does
-this one.
+Encoders and prefill_decodes fork their EngineCore themselves. For vLLM's server and scripts it is done here.
 """
 
 import asyncio
-import atexit
 import json
-import multiprocessing
 import os
 import socket
-from collections.abc import Callable, Sequence
-from multiprocessing import connection, forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from triptych_vllm_connector.grammars import compile_server, compiler
+from triptych_vllm_connector.host import engine_fork
+
+HOSTS = frozenset({"triptych_encoder", "triptych_prefill_decode"})
 
 
-def fork_engines() -> None:
-    """From now on, in this process."""
-    get_context = multiprocessing.get_context
-    names: Any = multiprocessing
-    names.get_context = lambda method=None: _Context() if method == "spawn" else get_context(method)
-    connections: Any = connection
-    address = connections.arbitrary_address("AF_UNIX")
-    reading, writing = os.pipe()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        pid = os.fork()
-        if pid == 0:
-            os.close(writing)
-            names.get_context = get_context  # workers of several ranks are spawned
-            try:
-                forkserver.main(listener.detach(), reading, [])
-            finally:
-                os._exit(0)
-    os.close(reading)
-    server: Any = forkserver._forkserver
-    server._forkserver_address, server._forkserver_alive_fd = address, writing
-    server._forkserver_pid = pid
-    module: Any = compiler
-    module.asyncio = SimpleNamespace(**{**vars(asyncio), "create_subprocess_exec": _create_compile_server})
-
-
-class _Process(ForkServerProcess):
-    def run(self) -> None:
-        """As a spawned process: what is to be done at its exit is done."""
-        try:
-            super().run()
-        finally:
-            atexit._run_exitfuncs()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, str]], dict[str, Any]]:
-        return _within, (dict(os.environ),), self.__dict__
-
-
-class _Context(ForkServerContext):
-    Process = _Process
-
-
-def _within(environment: dict[str, str]) -> _Process:
-    """In the new process, before its arguments are read."""
-    os.environ.clear()
-    os.environ.update(environment)
-    return _Process.__new__(_Process)
+def fork_engines(module: str) -> None:
+    """From now on, in this process, which is about to run `module`."""
+    if module not in HOSTS:
+        engine_fork.fork_engine()
+    patched: Any = compiler
+    patched.asyncio = SimpleNamespace(**{**vars(asyncio), "create_subprocess_exec": _create_compile_server})
 
 
 # ---- the compile server ----------------------------------------------------------------------------
@@ -75,7 +30,7 @@ async def _create_compile_server(*command: str, pass_fds: Sequence[int], **optio
     control_fd, tokenizer_fd = pass_fds
     with socket.socket(fileno=os.dup(control_fd)) as control:
         tokenizer = f"/proc/{os.getpid()}/fd/{tokenizer_fd}"
-        process = _Context().Process(target=_compile, args=(control, tokenizer, command[-1]))
+        process = engine_fork._Context().Process(target=_compile, args=(control, tokenizer, command[-1]))
         process.start()
     return _CompileServer(process)
 

@@ -15,7 +15,7 @@ ENVIRONMENT = {**ENGINE_ENV, **CPU_ENGINE_ENV, "HF_HUB_OFFLINE": "1"}
 """The server's own, over that of the tests: as a service of theirs has it."""
 
 LAUNCHER = "triptych_cli"
-LIGHT = frozenset({LAUNCHER, "triptych_cache_store", "triptych_gateway"})
+LIGHT = frozenset({LAUNCHER, "triptych_cache_store", "triptych_fabric", "triptych_gateway"})
 """Without torch: what the environment sets for its libraries means nothing to them."""
 ENGINES = frozenset(
     {

@@ -144,7 +144,7 @@ def become(request: Request, descriptors: list[int], changes: Mapping[str, str])
     if request.module in ENGINES:
         from tests.support.real.warm.engine_process import fork_engines
 
-        fork_engines()
+        fork_engines(request.module)
 
 
 def main() -> None:

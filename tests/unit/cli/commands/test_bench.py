@@ -29,16 +29,3 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_what_stands_behind_a_name_is_the_scripts(words: list[str], runs: list[list[str]]) -> None:
     done = CliRunner().invoke(app, ["bench", "compare", *words])
     assert (done.exit_code, runs) == (0, [["compare.py", *words]]), done.output
-
-
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_without_a_name_is_of_the_command(word: str, runs: list[list[str]]) -> None:
-    done = CliRunner().invoke(app, ["bench", word])
-    assert (done.exit_code, runs) == (0, [])
-    assert "Run one of benchmarks/" in done.output
-
-
-def test_without_a_name_the_scripts_are_listed(runs: list[list[str]]) -> None:
-    done = CliRunner().invoke(app, ["bench"])
-    assert (done.exit_code, runs) == (0, [])
-    assert "compare" in done.output

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from triptych_cli.supervisor.rotating_log import RotatingLog
 from triptych_cli.supervisor.service import Backoff, Service
 from triptych_cli.supervisor.state import ALLOWED, ServiceState
@@ -24,7 +26,9 @@ def test_a_long_good_run_starts_the_delays_over() -> None:
     assert backoff.next_delay_s(61.0) == 0.5
 
 
-def make_service(changes: list[ServiceState], state: ServiceState | None = None) -> Service:
+def make_service(
+    changes: list[ServiceState], state: ServiceState | None = None, start_turns: Sequence[asyncio.Lock] = ()
+) -> Service:
     """A service in `state` that reports each change of it to `changes`; no process is started."""
     spec = ServiceSpec("one", ("true",), HttpReady("http://x/"))
     service = Service(
@@ -33,6 +37,8 @@ def make_service(changes: list[ServiceState], state: ServiceState | None = None)
         cwd=Path("/"),
         log_output=RotatingLog(Path("/one.log"), 1),
         on_change=lambda: changes.append(service.status.state),
+        backoff=Backoff(first_s=0.0),
+        start_turns=start_turns,
     )
     if state is not None:
         service.status = service.status.model_copy(update={"state": state})
@@ -130,3 +136,86 @@ async def test_a_kill_while_a_crash_is_cleaned_up_ends_in_stopped(monkeypatch: p
         await asyncio.sleep(0)  # `_run_once` ends
         await service.stop()
     assert service.status.state is ServiceState.STOPPED
+
+
+class TestTurns:
+    """Two engines of one GPU: each measures its free memory while it starts."""
+
+    @pytest.fixture
+    def starts(self, monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[SlowChild]":
+        """Processes as they are started; each is ready when `is_ready` holds it."""
+        started: asyncio.Queue[SlowChild] = asyncio.Queue()
+        self.is_ready: set[SlowChild] = set()
+        self.newest: SlowChild | None = None
+
+        async def start(*_: object, **__: object) -> SlowChild:
+            child = SlowChild(os.getpid())
+            child.may_end.set()
+            self.newest = child
+            started.put_nowait(child)
+            return child
+
+        async def is_met(_probe: object) -> bool:
+            return self.newest in self.is_ready
+
+        async def answers(_probe: object) -> bool:
+            return True
+
+        monkeypatch.setattr("triptych_cli.supervisor.readiness.HttpProbe.answers", answers)
+        monkeypatch.setattr("triptych_cli.supervisor.service.ChildProcess.start", start)
+        monkeypatch.setattr("triptych_cli.supervisor.readiness.HttpProbe.is_met", is_met)
+        return started
+
+    async def test_engines_that_fell_together_start_one_behind_the_other(
+        self, starts: "asyncio.Queue[SlowChild]"
+    ) -> None:
+        turn = asyncio.Lock()
+        services = [make_service([], start_turns=[turn]) for _ in range(2)]
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            for service in services:
+                tasks.create_task(service.keep_running([]))
+            children = []
+            for _ in services:
+                children.append(await starts.get())
+                assert starts.empty(), "the other one waits"
+                self.is_ready.add(children[-1])
+            await asyncio.gather(*(service.ready.wait() for service in services))
+            for child in children:
+                child.has_ended.set()  # one fault of the GPU ends both
+            first = await starts.get()
+            one_waits = {ServiceState.STARTING, ServiceState.BACKOFF}
+            await until(lambda: {each.status.state for each in services} == one_waits)
+            assert turn.locked()
+            assert starts.empty()
+            self.is_ready.add(first)
+            second = await starts.get()
+            self.is_ready.add(second)
+            await until(lambda: {each.status.state for each in services} == {ServiceState.READY})
+            assert not turn.locked()
+            for service in services:
+                await service.stop()
+
+    async def test_an_engine_whose_start_fails_gives_its_turn_away(
+        self, starts: "asyncio.Queue[SlowChild]"
+    ) -> None:
+        turn = asyncio.Lock()
+        services = [make_service([], start_turns=[turn]) for _ in range(2)]
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            for service in services:
+                tasks.create_task(service.keep_running([]))
+            (await starts.get()).has_ended.set()
+            self.is_ready.add(await starts.get())
+            await services[1].ready.wait()
+            await services[1].stop()
+
+    async def test_a_stop_does_not_wait_for_the_turn(self, starts: "asyncio.Queue[SlowChild]") -> None:
+        turn = asyncio.Lock()
+        await turn.acquire()
+        service = make_service([], start_turns=[turn])
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(service.keep_running([]))
+            await asyncio.sleep(0)
+            await service.stop()
+        assert starts.empty()
+        turn.release()
+        assert not turn.locked()

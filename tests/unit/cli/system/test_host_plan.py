@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from triptych_cli.system.host_plan import HostPlan
+from triptych_cli.system.resolved_options import HostPlan
 
 PLAN = HostPlan("b", "192.0.2.7", 7420, Path("/keys/fabric.key"), None)
 

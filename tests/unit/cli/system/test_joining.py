@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.options import SystemOptions
+from triptych_cli.options import HostOptions, SystemOptions
 from triptych_cli.system import joining
-from triptych_cli.system.host_plan import HostPlan
 from triptych_cli.system.joining import JoinError, check_ports, host_name, join_target, plan_host
 from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import HostPlan
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME, URL_FILE_NAME, ensure_key, write_private
 
 REDIS = "redis://:secret@192.0.2.1:6379/0"
@@ -28,8 +28,9 @@ def layout(tmp_path: Path) -> RunLayout:
     return RunLayout(tmp_path / "run", tmp_path / "state")
 
 
-def options(redis_url: str | None = None, **others: Any) -> SystemOptions:
-    return SystemOptions("m", None, None, redis_url, 8000, None, "", "", **others)
+def options(redis_url: str | None = None, gateways: int | None = None, **hosts: Any) -> SystemOptions:
+    several = HostOptions(**hosts)
+    return SystemOptions("m", None, None, redis_url, 8000, None, "", "", gateways=gateways, hosts=several)
 
 
 def test_one_host_is_as_it_was(layout: RunLayout) -> None:

@@ -5,12 +5,15 @@ import socket
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from triptych_cli.options import LocalEncode, SystemOptions
+from triptych_cli.options import HostOptions, LocalEncode, SystemOptions
+from triptych_cli.roles import RoleCounts
+from triptych_cli.settings import CliSettings
 from triptych_cli.system import machine
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import (
@@ -20,7 +23,9 @@ from triptych_cli.system.machine import (
     gpu_bytes,
     resolve,
     slab_share,
+    with_slab,
 )
+from triptych_cli.system.resolved_options import HostPlan, ResolvedOptions
 
 GIB = 1 << 30
 
@@ -65,6 +70,68 @@ def test_what_nvidia_smi_does_not_report_ends_the_start(smi: dict[str, Any], cha
     assert gpu_bytes("0") is None
     with pytest.raises(LaunchError, match="does not report"):
         slab_share(GIB, ("0",))
+
+
+SHARED = ResolvedOptions(model="m", model_is_local=False, gateway_port=1, gpus=("0",))
+HOST = HostPlan("a", "192.0.2.1", 7420, Path("/keys/fabric.key"), None)
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_bindings", lambda: True)
+
+
+@pytest.mark.usefixtures("smi", "bindings")
+@pytest.mark.parametrize(
+    "options",
+    [
+        SHARED,
+        replace(SHARED, gpus=("3", "4"), counts=RoleCounts(encoders=1, prefill_decodes=2)),
+        replace(SHARED, counts=RoleCounts(encoders=1, prefills=1, decodes=1)),
+    ],
+)
+def test_an_encoder_and_text_on_one_gpu_have_a_slab(options: ResolvedOptions) -> None:
+    found = with_slab(options, CliSettings())
+    assert found.slab_bytes == 490 << 20
+    assert found.slab_share == pytest.approx(0.02, abs=0.001)
+
+
+@pytest.mark.usefixtures("smi", "bindings")
+@pytest.mark.parametrize(
+    "options",
+    [
+        replace(SHARED, gpus=()),
+        replace(SHARED, gpus=("0", "1")),  # one each
+        replace(SHARED, counts=RoleCounts(encoders=2)),
+        replace(SHARED, counts=RoleCounts(prefill_decodes=2)),
+        replace(SHARED, counts=RoleCounts(encoders=1, decodes=1)),
+        replace(SHARED, gpus=("0", "1"), prefill_decode_args=("-tp", "2")),  # it cannot map the slab
+        replace(SHARED, host=HOST),
+    ],
+)
+def test_nothing_is_taken_of_a_gpu_where_no_tensor_would_lie(options: ResolvedOptions) -> None:
+    assert with_slab(options, CliSettings()) == options
+
+
+@pytest.mark.usefixtures("smi")
+def test_without_bindings_or_with_another_transport_there_is_no_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_bindings", lambda: False)
+    assert with_slab(SHARED, CliSettings()).slab_bytes == 0
+    monkeypatch.setattr(machine, "has_bindings", lambda: True)
+    assert with_slab(SHARED, CliSettings(transport="pinned_shm")).slab_bytes == 0
+
+
+@pytest.mark.usefixtures("bindings")
+@pytest.mark.parametrize("slab_bytes", [0, 6 * GIB])
+def test_the_users_slab_wins(smi: dict[str, Any], slab_bytes: int) -> None:
+    found = with_slab(SHARED, CliSettings(slab_bytes=slab_bytes))
+    assert (found.slab_bytes, found.slab_share) == (slab_bytes, slab_bytes / (24 * GIB))
+
+
+@pytest.mark.usefixtures("bindings")
+def test_a_part_of_a_gpu_of_unknown_size_has_no_slab(smi: dict[str, Any]) -> None:
+    smi["stdout"] = "[N/A]"
+    assert with_slab(replace(SHARED, gpus=("MIG-2f2c",)), CliSettings()).slab_bytes == 0
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
@@ -143,3 +210,16 @@ def test_a_port_is_tried_where_the_gateway_will_listen() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=r"127\.0\.0\.2.*TRIPTYCH_HOST"):
             machine.require_free(port, host="127.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gateways": 0, "min_encoders": 0, "hosts": HostOptions(fabric=True)}, "--gateways 1"),
+        ({"min_prefill_decodes": 0}, "begin at"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    options = SystemOptions("m", 3, 2, None, 8000, None, "", "", **changes)
+    with pytest.raises(LaunchError, match=message):
+        resolve(options, RunLayout(tmp_path, tmp_path), deployment="default")

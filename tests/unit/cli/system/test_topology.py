@@ -9,9 +9,8 @@ import pytest
 
 from triptych_cli.roles import RoleCounts
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
-from triptych_cli.system.host_plan import HostPlan
 from triptych_cli.system.layout import RunLayout
-from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.resolved_options import HostPlan, ResolvedOptions
 from triptych_cli.system.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
 from triptych_common.runtime import ServiceSettings
 
@@ -184,6 +183,13 @@ def test_what_torch_compiles_outlives_the_system(gpus: tuple[str, ...]) -> None:
         assert kept.is_relative_to(LAYOUT.state_dir)
 
 
+@pytest.mark.parametrize("gpus", [(), ("0",)])
+def test_engine_cores_are_spawned(gpus: tuple[str, ...]) -> None:
+    services = by_name(planned(replace(OPTIONS, gpus=gpus)))
+    for name in ("encoder-0", "prefill_decode-0"):
+        assert services[name].env_defaults["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
 def test_engines_own_cores_and_have_a_thread_for_each() -> None:
     services = by_name(planned(replace(OPTIONS, cores=(0, 2, 3, 5), core_policy="image_first")))
     for name, own in (("encoder-0", [0, 2]), ("prefill_decode-0", [3, 5])):
@@ -218,15 +224,20 @@ class TestGpus:
             assert "VLLM_CPU_KVCACHE_SPACE" not in services[name].env_defaults
         assert services["prefill_decode-0"].starts_after == {"encoder-0"}
 
+    def test_engines_of_one_gpu_take_turns_at_every_start(self) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("2", "5"), counts=RoleCounts(2, 1))))
+        found = [services[name].gpus for name in ("encoder-0", "encoder-1", "prefill_decode-0", "gateway-0")]
+        assert found == [("2",), ("2",), ("5",), ()]
+
     def test_the_stores_memory_is_counted_on_the_first_gpu(self) -> None:
-        options = replace(OPTIONS, gpus=("3", "4"), counts=RoleCounts(2, 1), slab_share=0.1)
+        options = replace(OPTIONS, gpus=("3", "4"), counts=RoleCounts(1, 2), slab_share=0.1)
         services = by_name(planned(options))
         shares = {
             name: json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])[1:]
-            for name in ("encoder-0", "encoder-1", "prefill_decode-0")
+            for name in ("encoder-0", "prefill_decode-0", "prefill_decode-1")
         }
-        assert shares == {"encoder-0": ["0.10"], "encoder-1": ["0.10"], "prefill_decode-0": []}
-        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "3", "4"]
+        assert shares == {"encoder-0": ["0.10"], "prefill_decode-0": [], "prefill_decode-1": ["0.65"]}
+        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "4", "3"]
 
     def test_engines_spread_over_gpus(self) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))
@@ -244,8 +255,9 @@ class TestGpus:
             assert services[name].env["TRIPTYCH_GPU_ENGINES"] == "2"
             assert services[name].env["TRIPTYCH_CORE_POLICY"] == "text_first"
         for others in (replace(options, has_mps=False), replace(options, gpus=("0", "1"))):
-            for service in planned(others).services:
-                assert not any(key.startswith("CUDA_MPS") for key in {**service.env, **service.env_defaults})
+            services = by_name(planned(others))
+            for each in (services["encoder-0"], services["prefill_decode-0"]):
+                assert not any(key.startswith("CUDA_MPS") for key in {**each.env, **each.env_defaults})
 
     def test_engines_that_start_in_turn_stop_together(self) -> None:
         topology = planned(replace(OPTIONS, gpus=("0",), counts=RoleCounts(1, 2)))
@@ -259,16 +271,52 @@ class TestGpus:
         assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
 
     @pytest.mark.parametrize(
-        "arguments", [("--gpu-memory-utilization=0.2",), ("--gpu-memory-utilization", "0.2")]
+        "arguments",
+        [
+            ("--gpu-memory-utilization=0.2",),
+            ("--gpu-memory-utilization", "0.2"),
+            ("--gpu_memory_utilization=0.2",),
+            ("--gpu_memory_utilization", "0.2"),
+        ],
     )
     def test_the_users_share_wins(self, arguments: tuple[str, ...]) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("0",), encoder_args=arguments)))
         assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == list(arguments)
 
-    def test_an_engine_over_several_gpus_places_itself(self) -> None:
-        arguments = ("--tensor-parallel-size", "2")
+    @pytest.mark.parametrize(
+        "arguments",
+        [("--tensor-parallel-size", "2"), ("--tensor_parallel_size=2",), ("-tp", "2"), ("-tp=2",)],
+    )
+    def test_an_engine_over_several_gpus_shares_each_with_what_else_is_there(
+        self, arguments: tuple[str, ...]
+    ) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("0", "1"), prefill_decode_args=arguments)))
-        assert "CUDA_VISIBLE_DEVICES" not in services["prefill_decode-0"].env
+        encoder, text = services["encoder-0"], services["prefill_decode-0"]
+        assert (encoder.env["CUDA_VISIBLE_DEVICES"], text.env["CUDA_VISIBLE_DEVICES"]) == ("0", "0,1")
+        shares = [json.loads(each.env["TRIPTYCH_ENGINE_ARGS"])[-2:] for each in (encoder, text)]
+        assert shares == [["--gpu-memory-utilization", "0.10"], ["--gpu-memory-utilization", "0.75"]]
+        assert text.starts_after == {"encoder-0"}, "both measure GPU 0"
+
+    def test_the_store_sees_one_gpu_and_no_mps(self) -> None:
+        """As a client of MPS that never ends it would keep engines out after one's fatal fault."""
+        options = replace(OPTIONS, gpus=("3", "4"), has_mps=True, slab_bytes=1 << 28, slab_share=0.01)
+        store = by_name(planned(options))["cache_store-0"]
+        assert store.env["CUDA_VISIBLE_DEVICES"] == "3"
+        assert not Path(store.env["CUDA_MPS_PIPE_DIRECTORY"]).exists(), "where no daemon listens"
+        assert store.env["TRIPTYCH_SLAB_BYTES"] == str(1 << 28)
+        assert store.env["TRIPTYCH_SLAB_DEVICE"] == "0", "among those that it sees"
+        on_cpu = by_name(planned())["cache_store-0"].env
+        assert not {"CUDA_VISIBLE_DEVICES", "TRIPTYCH_SLAB_BYTES"} & on_cpu.keys()
+
+    @pytest.mark.parametrize(("slab_bytes", "limit_s"), [(0, 30.0), (1 << 28, 120.0)])
+    def test_a_store_with_a_slab_has_time_for_its_cuda_context(self, slab_bytes: int, limit_s: float) -> None:
+        store = by_name(planned(replace(OPTIONS, gpus=("0",), slab_bytes=slab_bytes)))["cache_store-0"]
+        assert store.start_timeout_s == limit_s
+
+    def test_every_service_numbers_gpus_as_nvidia_smi_does(self) -> None:
+        for service in planned(replace(OPTIONS, gpus=("0", "1"))).services:
+            if service.name != "redis":
+                assert service.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_several_gateways_have_ports_of_their_own_and_a_grace_for_the_balancer() -> None:
@@ -354,7 +402,7 @@ class TestSeveralHosts:
 
     def test_the_agent(self) -> None:
         agent = by_name(planned(self.FIRST))["fabric-a"]
-        assert agent.argv == ("python", "-m", "triptych_cache_store", "fabric")
+        assert agent.argv == ("python", "-m", "triptych_fabric")
         assert agent.env["TRIPTYCH_FABRIC_LISTEN_HOST"] == "192.0.2.1"
         assert agent.env["TRIPTYCH_FABRIC_ADVERTISE_HOST"] == "192.0.2.1"
         assert agent.env["TRIPTYCH_FABRIC_PORT"] == "7420"
@@ -397,3 +445,28 @@ class TestSeveralHosts:
         waiting = replace(self.FIRST, serves_alone=False, counts=RoleCounts(encoders=1))
         ready = by_name(planned(waiting))["gateway-a-0"].ready
         assert ready == HttpReady("http://192.0.2.1:5000/health/live")
+
+
+def test_engines_above_the_fewest_stand_by_and_requests_outwait_their_start() -> None:
+    options = replace(OPTIONS, counts=RoleCounts(encoders=3, prefill_decodes=2), min_encoders=1)
+    topology = planned(options)
+    assert [each.name for each in topology.services if each.stands_by] == ["encoder-1", "encoder-2"]
+    assert (topology.bounds["encoder"], topology.bounds["prefill_decode"]) == ((1, 3), (2, 2))
+    gateway = by_name(topology)["gateway-0"].env_defaults
+    assert gateway["TRIPTYCH_ENCODERS_ON_DEMAND"] == "true"
+    assert float(gateway["TRIPTYCH_ENCODER_GRACE_S"]) >= 60
+
+
+def test_a_fixed_number_of_encoders_changes_no_gateway() -> None:
+    options = replace(OPTIONS, counts=RoleCounts(encoders=3, prefill_decodes=2), min_prefill_decodes=1)
+    topology = planned(options)
+    assert [each.name for each in topology.services if each.stands_by] == ["prefill_decode-1"]
+    assert "TRIPTYCH_ENCODERS_ON_DEMAND" not in by_name(topology)["gateway-0"].env_defaults
+
+
+def test_each_engine_has_its_stage() -> None:
+    counts = RoleCounts(encoders=1, prefill_decodes=1, prefills=1, decodes=1, encode_prefill_decodes=1)
+    topology = planned(replace(OPTIONS, counts=counts))
+    stages = {each.name.rpartition("-")[0]: each.stage for each in topology.services if each.stage}
+    assert stages == {each: each for each in topology.bounds}
+    assert not any(each.stands_by for each in topology.services)

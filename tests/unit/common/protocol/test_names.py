@@ -19,7 +19,8 @@ def test_every_name_is_distinct_and_inside_the_deployment() -> None:
         names.instance("a"),
         names.sizes,
         names.sizes_order,
-        names.inflight("a"),
+        names.inflight("a", "a"),
+        names.inflight("b", "a"),
     ]
     assert len(set(all_names)) == len(all_names)
     assert all(name.startswith("triptych:prod-1:") for name in all_names)

@@ -18,6 +18,8 @@ from triptych_common.redis_client.server_watch import ServerWatch
         ("rediss://user:secret@host?ssl_check_hostname=perhaps&db=x", "Invalid value"),
         ("unix://user:secret@", "needs the path of a socket"),
         ("redis+sentinel://user:secret@host:26379", "needs hosts and a service"),
+        ("redis+cluster://user:secret@host/3", "names a database"),
+        ("redis+cluster://user:secret@host:x", "is not a cluster's host and port"),
         ("redis+sentinel://user:secret@host:x/mymaster", "is not a sentinel's host and port"),
     ],
 )
@@ -35,6 +37,13 @@ def test_sentinels() -> None:
     assert address.service == "mymaster"
     assert (address.options["username"], address.options["password"]) == ("user", "p@ss")
     assert (address.options["db"], address.options["sentinel_password"]) == (2, "other")
+
+
+def test_a_cluster() -> None:
+    address = RedisAddress.parse("rediss+cluster://user:p%40ss@one,[::1]:6?ssl_check_hostname=false")
+    assert address.nodes == (("one", 6379), ("::1", 6))
+    assert (address.options["username"], address.options["password"]) == ("user", "p@ss")
+    assert "host" not in address.options
 
 
 def test_the_text_of_an_address_holds_no_secret() -> None:

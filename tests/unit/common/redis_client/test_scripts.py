@@ -2,19 +2,22 @@
 
 import pytest
 
-from triptych_common.coordination.flight_state import PRELUDE
+from triptych_common.coordination.flight_state import PRELUDE, PRELUDE_WITH_REQUESTERS
 from triptych_common.redis_client.scripts import load_script
 
 CLAIM = load_script("triptych_common.coordination", "claim_flight", prelude=PRELUDE)
-FINISH = load_script("triptych_common.coordination", "finish_flight", prelude=PRELUDE)
+FINISH = load_script("triptych_common.coordination", "finish_flight", prelude=PRELUDE_WITH_REQUESTERS)
 
 
 def test_arguments_go_out_in_the_order_of_the_header() -> None:
-    assert FINISH.argument_names == ("job", "finished_ms")
-    assert FINISH.arguments(["r:a/0", "r:b/0"], finished_ms=5, job="j") == ["j", 5, "r:a/0", "r:b/0"]
+    assert FINISH.argument_names == ("job", "metadata", "finished_ms")
+    found = FINISH.arguments(["r:a/0", "r:b/0"], finished_ms=5, job="j", metadata="m")
+    assert found == ["j", "m", 5, "r:a/0", "r:b/0"]
 
 
-@pytest.mark.parametrize("named", [{}, {"job": "j"}, {"job": "j", "finished_ms": 5, "finshed_ms": 5}])
+@pytest.mark.parametrize(
+    "named", [{}, {"job": "j"}, {"job": "j", "metadata": "m", "finished_ms": 5, "finshed_ms": 5}]
+)
 def test_a_missing_or_unknown_name_is_refused(named: dict[str, str | int]) -> None:
     with pytest.raises(TypeError, match="finish_flight takes"):
         FINISH.arguments(**named)
@@ -28,4 +31,4 @@ def test_names_are_local_variables_in_front_of_the_prelude() -> None:
         "local streams = {} for i = 2, #KEYS do streams[#streams + 1] = KEYS[i] end",
         "local mode = ARGV[1]",
     ]
-    assert "local requesters = {} for i = 11, #ARGV do" in before
+    assert "local rest = {} for i = 16, #ARGV do" in before

@@ -38,13 +38,12 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproc
         process.kill()
 
 
-def check(code: int) -> int:
+def check(code: int, *options: str) -> int:
     """One health check of the container."""
     Path("code").write_text(str(code))
     with pytest.raises(SystemExit) as ended:
-        healthcheck.main(["idle_service"])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+        healthcheck.main([*options, "idle_service"])
+    return 1 if isinstance(ended.value.code, str) else int(ended.value.code or 0)
 
 
 def test_a_service_that_was_healthy_and_hangs_is_ended_with_a_line_in_its_log(
@@ -57,6 +56,15 @@ def test_a_service_that_was_healthy_and_hangs_is_ended_with_a_line_in_its_log(
     assert check(NO_ANSWER) == 1
     assert service.wait(60) == -signal.SIGKILL
     assert "service hangs" in (tmp_path / "log").read_text()
+
+
+def test_liveness_reports_a_service_that_hangs_and_kills_nothing(service: subprocess.Popen[bytes]) -> None:
+    assert check(NO_ANSWER, "--liveness") == 0, "it starts"
+    assert check(HEALTHY, "--liveness") == 0
+    assert check(NOT_READY, "--liveness") == 0, "Redis is away"
+    assert [check(NO_ANSWER, "--liveness") for _ in range(HUNG_AFTER_CHECKS)][-2:] == [0, 1]
+    assert check(NO_ANSWER, "--liveness") == 1, "until the container is restarted"
+    assert service.poll() is None
 
 
 def test_one_that_starts_or_is_not_ready_is_left_alone(service: subprocess.Popen[bytes]) -> None:

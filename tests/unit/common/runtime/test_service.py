@@ -10,11 +10,13 @@ import pytest
 READY = "ready\n"
 
 
-def start(body: str) -> subprocess.Popen[str]:
+def start(body: str, end_limit_s: float = 60.0) -> subprocess.Popen[str]:
     program = (
         textwrap.dedent(
-            """
-        import asyncio, sys
+            f"""
+        import asyncio, sys, threading
+        from triptych_common.runtime import service
+        service.END_LIMIT_S = {end_limit_s}
         from triptych_common.domain.errors import BusUnavailableError
         from triptych_common.runtime import StopSignal, run_service
         def report(text):
@@ -70,3 +72,38 @@ def test_exit_codes(body: str, returncode: int, text: str) -> None:
         _, err = process.communicate(timeout=20)
         assert process.returncode == returncode
         assert text in err
+
+
+HELD_UP = """
+from triptych_common.telemetry import setup_logging
+setup_logging("encoder", "encoder-0", "info")
+async def fail():
+    raise BusUnavailableError('the engine hangs')
+async with asyncio.TaskGroup() as group:
+    group.create_task(stop.watch(fail))
+    try:
+        await stop.wait()
+    finally:
+        threading.Event().wait()
+"""
+
+
+def test_a_failure_is_told_and_ends_the_process_though_its_end_is_held_up() -> None:
+    with start(HELD_UP, end_limit_s=0.5) as process:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert err.index("the engine hangs") < err.index("Timeout (")
+        assert "in main" in err  # where it hung
+
+
+def test_work_that_is_cancelled_before_its_first_step_leaves_nothing_unawaited() -> None:
+    body = """
+    async def work():
+        report("begun")
+    task = asyncio.create_task(stop.watch(work))
+    task.cancel()
+    await asyncio.wait([task])
+    """
+    with start(body) as process:
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0

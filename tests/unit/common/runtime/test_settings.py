@@ -24,7 +24,7 @@ def test_defaults_follow_the_run_dir(tmp_path: Path) -> None:
     assert settings.run_dir == tmp_path / "run"
     assert settings.store_socket == tmp_path / "run" / "store.sock"
     assert settings.traces_dir == tmp_path / "run" / "traces"
-    assert settings.names.encode_jobs("d") == "triptych:default:encode-jobs:d:store-0"
+    assert settings.names.encode_jobs("d") == "triptych:default:encode-jobs:{d}:store-0"
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 

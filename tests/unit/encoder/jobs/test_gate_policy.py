@@ -40,12 +40,6 @@ def policy() -> GatePolicy:
     return GatePolicy(encode_batch=1)
 
 
-def test_a_requests_items_go_in_the_order_of_its_prompt(policy: GatePolicy) -> None:
-    items = [item(("a", index)) for index in range(5)]
-    in_hand(policy, *(items[each] for each in (3, 0, 4, 2, 1)))
-    assert order_of(policy) == items
-
-
 def test_the_first_item_of_each_request_goes_before_the_others_then_older_requests(
     policy: GatePolicy,
 ) -> None:
@@ -53,15 +47,6 @@ def test_the_first_item_of_each_request_goes_before_the_others_then_older_reques
     young = [item(("young", index), at=1.0) for index in range(3)]
     in_hand(policy, *old, *young)
     assert order_of(policy) == [old[0], young[0], *old[1:], *young[1:]]
-
-
-def test_a_prepared_item_does_not_wait_for_a_large_one_before_it(policy: GatePolicy) -> None:
-    large, small = item(("a", 0)), item(("a", 1))
-    in_hand(policy, large, ready=False)
-    in_hand(policy, small)
-    assert policy.take_batch() == [small]
-    policy.set_ready(large)
-    assert policy.take_batch() == [large]
 
 
 def test_while_the_engine_is_busy_the_item_that_is_due_first_is_waited_for(policy: GatePolicy) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_queue import FairKey
 from triptych_common.protocol.messages import EncodeClass
 from triptych_encoder.jobs.gate_policy import (
     FLOW_MEMORY_S,
@@ -16,7 +16,7 @@ NUM_SLOTS = 8
 
 
 def item(request: str, at: float, flow: str, encode_class: EncodeClass = EncodeClass.INTERACTIVE) -> GateItem:
-    return GateItem(frozenset({(request, 0)}), at, at + 60.0, Lane(encode_class, flow))
+    return GateItem(frozenset({(request, 0)}), at, at + 60.0, FairKey(encode_class, flow))
 
 
 def in_engine(policy: GatePolicy) -> list[GateItem]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.encoder.encoder_bench import HASH, Bench, FakeEngine, delivery_of, requester
+from tests.support.encoder.encoder_bench import DIGEST, HASH, Bench, FakeEngine, delivery_of, requester
 from tests.support.waiting import until
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind, requester_key
-from triptych_encoder.jobs import job_leases, job_runner
+from triptych_encoder.jobs import job_leases
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
 from triptych_encoder.metrics import EncoderMetrics
@@ -42,37 +42,20 @@ async def waiting_at_the_gate(bench: Bench) -> None:
         await until(bench.reporter.has_metadata.is_set)
 
 
-async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
-    occupied = Occupied(bench)
-    delivery = delivery_of()
-    task = asyncio.ensure_future(bench.run(delivery))
-    await waiting_at_the_gate(bench)
-    await bench.single_flight.leave_flight(HASH, [KEY])
-    occupied.let_go()
-    await task
-    assert bench.engine.orders == []
-    assert bench.reporter.kinds == ["EncoderCacheMetadata"]
-    assert bench.store_client.unwatched == [(HASH, 1)]
-    assert (delivery.num_acks, len(bench.ledger), bench.leases.num_dropped) == (1, 0, 1)
-    assert bench.single_flight.flights.get(HASH) is None
-
-
 async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     bench.reporter.takes_metadata.clear()
     occupied = Occupied(bench)
     task = asyncio.ensure_future(bench.run(delivery_of()))
     await waiting_at_the_gate(bench)
-    await bench.single_flight.leave_flight(HASH, [KEY])
+    await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest=DIGEST)
     occupied.let_go()
-    await until(lambda: bench.leases.num_dropped)
+    await until(lambda: not bench.gate._turns)
     bench.reporter.takes_metadata.set()
     await task
+    assert bench.leases.num_dropped == 1
     assert (bench.engine.orders, len(bench.ledger)) == ([], 0)
     assert bench.store_client.unwatched == [(HASH, 1)]
 
@@ -81,7 +64,7 @@ async def test_redis_is_not_asked_again_about_an_item_whose_preprocessing_took_l
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its announcement asks already, and the engine is free."""
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 1.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 1.0)
     num_starts = 0
     start_job = bench.single_flight.start_job
 
@@ -101,22 +84,10 @@ async def test_redis_is_not_asked_again_about_an_item_whose_preprocessing_took_l
     assert (num_starts, bench.reporter.kinds) == (1, ["EncoderCacheMetadata", "EncodeCompleted"])
 
 
-async def test_a_job_that_waited_and_is_needed_is_encoded(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
-    occupied.let_go()
-    await task
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
-
-
 async def test_an_item_that_redis_lost_is_encoded_for_those_that_have_its_metadata(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     occupied = Occupied(bench)
     task = asyncio.ensure_future(bench.run(delivery_of()))
     await waiting_at_the_gate(bench)
@@ -131,7 +102,7 @@ async def test_an_item_that_redis_lost_is_encoded_for_those_that_have_its_metada
 async def test_an_engine_does_not_wait_for_a_redis_that_does_not_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     monkeypatch.setattr(job_leases, "ASK_LIMIT_S", 0.01)
     occupied = Occupied(bench)
     task = asyncio.ensure_future(bench.run(delivery_of()))
@@ -172,7 +143,7 @@ async def test_an_item_that_another_encoder_sealed_meanwhile_is_not_encoded(benc
 async def test_an_item_that_is_sealed_while_redis_is_asked_is_not_encoded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     occupied = Occupied(bench)
     task = asyncio.ensure_future(bench.run(delivery_of()))
     await waiting_at_the_gate(bench)

@@ -9,7 +9,7 @@ from tests.support.encoder.encoder_bench import DIGEST, HASH, Bench, delivery_of
 from triptych_common.coordination import ClaimResult, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind
-from triptych_encoder.encoding import EncodeRefusedError
+from triptych_encoder.encoding import BadMediaError, EncodeRefusedError
 from triptych_vllm_connector.step_orders import WriteOrder
 
 
@@ -49,7 +49,7 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
 
     async def on_encode(order: WriteOrder) -> None:
         await bench.reporter.has_metadata.wait()
-        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)])
+        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
         await bench.store_client.seal(order)
 
     bench.engine.on_encode = on_encode
@@ -62,10 +62,41 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
     assert bench.single_flight.flights == {}
 
 
+@pytest.mark.parametrize("num_deliveries", [1, 2])
+async def test_only_a_job_that_an_encoder_had_before_is_started_when_it_is_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, num_deliveries: int
+) -> None:
+    await bench.claim("req-0")
+    started, start_job = list[bool](), bench.single_flight.start_job
+
+    async def noted(*args: Any, **options: Any) -> Any:
+        started.append(options["metadata"] is not None)
+        return await start_job(*args, **options)
+
+    monkeypatch.setattr(bench.single_flight, "start_job", noted)
+    delivery = delivery_of("job-0", "req-0")
+    delivery.num_deliveries = num_deliveries
+    await bench.run(delivery)
+    assert started == [num_deliveries == 1]
+    assert bench.single_flight.flights[HASH].metadata is not None
+
+
+async def test_a_failure_of_a_job_that_was_handed_back_is_told(bench: Bench) -> None:
+    """The flight names the encoder that had it; here it failed before its item was announced."""
+    await bench.claim("req-0")
+    delivery = delivery_of("job-0", "req-0")
+    await bench.single_flight.start_job(
+        delivery.envelope.message, delivery.entry_id, "encoder-9", lease_s=60.0, ttl_s=60.0
+    )
+    bench.engine.preprocess_error = BadMediaError("no image")
+    await bench.run(delivery)
+    assert bench.reporter.sent == [("job-0", FailureKind.BAD_MEDIA, "no image")]
+
+
 async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
     await bench.claim("req-0")
     bench.jobs.deliver("1-1")
-    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)])
+    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
     delivery = delivery_of("job-0", "req-0")
     await asyncio.wait_for(bench.runner.run(delivery), 60)  # type: ignore[arg-type]
     assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)

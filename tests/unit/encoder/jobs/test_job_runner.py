@@ -83,13 +83,6 @@ async def test_lack_of_memory_is_not_final_and_a_librarys_text_is_logged(
     assert (fields["job_id"], fields["cause"]) == ("job-1", "MemoryError('words of a library')")
 
 
-async def test_bad_media(bench: Bench) -> None:
-    bench.engine.preprocess_error = BadMediaError("not an image")
-    await bench.run(delivery_of())
-    assert bench.reporter.sent == [("job-1", FailureKind.BAD_MEDIA, "not an image")]
-    assert bench.store_client.num_reservations == 0
-
-
 async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(bench: Bench) -> None:
     """It is on this stream by mistake: a gateway that waits finds the item on none, and sends it again."""
     await bench.claim("req-0")

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from tests.support.message_samples import encode_job
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.jobs import media_source
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 
@@ -18,15 +19,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 def job_of(*, url: str | None = URL, num_bytes: int = len(MEDIA)) -> EncodeJob:
-    return EncodeJob(
-        job_id="job-1",
-        mm_hash="a" * 64,
-        modality=Modality.IMAGE,
-        media_num_bytes=num_bytes,
-        media_url=url,
-        requesters=(),
-        namespace_digest="d" * 64,
-    )
+    return encode_job(media_num_bytes=num_bytes, media_url=url)
 
 
 async def fetch(
@@ -45,24 +38,9 @@ def answer(content: bytes, status_code: int = 200) -> Handler:
     return lambda request: httpx.Response(status_code, content=content)
 
 
-async def test_media_inside_the_job_are_not_fetched() -> None:
-    assert await fetch(never, job_of(), blob=MEDIA) == MEDIA
-
-
 async def test_media_inside_the_job_must_be_of_the_announced_length() -> None:
     with pytest.raises(MediaGoneError, match="length"):
         await fetch(never, job_of(), blob=MEDIA[1:])
-
-
-async def test_media_are_fetched_from_the_gateway() -> None:
-    seen: list[httpx.URL] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(request.url)
-        return httpx.Response(200, content=MEDIA)
-
-    assert await fetch(handler, job_of()) == MEDIA
-    assert seen == [httpx.URL(URL)]
 
 
 @pytest.mark.parametrize("content", [b"", MEDIA[:-1], MEDIA + b"x", MEDIA * 20])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata, encode_job
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol import codec
@@ -16,7 +16,6 @@ from triptych_common.protocol.messages import (
     EncodeJob,
     EncoderCacheMetadata,
     FailureKind,
-    Modality,
     Requester,
 )
 from triptych_common.protocol.names import StreamNames
@@ -67,33 +66,17 @@ def reporter(bus: FakeBus) -> Reporter:
 
 def job_for(*requesters: tuple[str, str]) -> EncodeJob:
     """(gateway, prefill_decode) of each."""
-    return EncodeJob(
-        job_id="job-1",
-        mm_hash="a" * 64,
-        modality=Modality.IMAGE,
-        media_num_bytes=1,
-        requesters=tuple(
+    return encode_job(
+        *(
             Requester(request_id=f"req-{index}", item_index=0, gateway=gateway, prefill_decode=pd)
             for index, (gateway, pd) in enumerate(requesters)
-        ),
-        namespace_digest="d" * 64,
+        )
     )
 
 
 def metadata_of(job: EncodeJob) -> EncoderCacheMetadata:
-    return EncoderCacheMetadata(
-        job_id=job.job_id,
-        mm_hash=job.mm_hash,
-        modality=job.modality,
-        num_embeds=1,
-        width=1,
-        dtype="float32",
-        num_bytes=4,
-        record=item_record(1),
-        encoder="encoder-0",
-        store="store-0",
-        sealed=False,
-        requesters=job.requesters,
+    return cache_metadata(
+        *job.requesters, job_id=job.job_id, mm_hash=job.mm_hash, modality=job.modality, width=1, num_bytes=4
     )
 
 

@@ -12,9 +12,10 @@ from PIL import Image
 
 from tests.support.hostile.images import saved
 from tests.support.item_records import grid_of_record, item_record
+from tests.support.message_samples import encode_job
 from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.domain.media_options import OptionBounds
-from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
+from triptych_common.protocol.messages import ImageProperties, Modality
 from triptych_encoder.encoding import (
     BadMediaError,
     EngineFailedError,
@@ -24,8 +25,7 @@ from triptych_encoder.encoding import (
 )
 from triptych_encoder.preprocessing import preprocessor as preprocessing
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
-from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
-from triptych_encoder.preprocessing.references import IMAGE_SIZES, reference_media
+from triptych_encoder.preprocessing.preprocessor import IMAGE_SIZES, Preprocessor, Rendered, reference_media
 
 PICTURE = saved(Image.new("RGB", (56, 28), (9, 9, 9)), "PNG")
 LIMITS = PreprocessLimits(
@@ -40,15 +40,7 @@ LIMITS = PreprocessLimits(
     num_threads=2,
     stuck_after_s=30.0,
 )
-JOB = EncodeJob(
-    job_id="job-1",
-    mm_hash="a" * 64,
-    modality=Modality.IMAGE,
-    media_num_bytes=len(PICTURE),
-    image=ImageProperties(format="PNG", width=56, height=28),
-    namespace_digest="d" * 64,
-    requesters=(),
-)
+JOB = encode_job(media_num_bytes=len(PICTURE), image=ImageProperties(format="PNG", width=56, height=28))
 PATCH = 14
 
 

@@ -17,9 +17,10 @@ from vllm.multimodal.media.audio import AudioMediaIO
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
+from tests.support.message_samples import encode_job
 from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.domain.media_options import OptionBounds
-from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.protocol.messages import Modality
 from triptych_encoder.encoding import BadMediaError, PreprocessLimits
 from triptych_encoder.preprocessing.media_decoders import MediaDecoders
 
@@ -80,14 +81,8 @@ def decode(
     options: dict[str, Any] | None = None,
     backend: str | None = None,
 ) -> Any:
-    job = EncodeJob(
-        job_id="j",
-        mm_hash="a" * 64,
-        modality=modality,
-        media_num_bytes=max(len(media), 1),
-        media_io_kwargs=options or {},
-        requesters=(),
-        namespace_digest="d" * 64,
+    job = encode_job(
+        job_id="j", modality=modality, media_num_bytes=max(len(media), 1), media_io_kwargs=options or {}
     )
     return decoders(bounds, backend).decode(job, media)
 

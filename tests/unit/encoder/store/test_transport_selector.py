@@ -84,7 +84,7 @@ async def test_the_registry_is_not_asked_for_every_job() -> None:
 
 
 class FakeSession:
-    """A store whose slab is full until `num_refusals` are over; the region is when `region_is_full`."""
+    """A store whose slab refuses a few times, and whose region may be full."""
 
     def __init__(self) -> None:
         self.full = {SLAB.memory}

@@ -38,13 +38,6 @@ async def passed(
     return bodies
 
 
-async def test_a_whole_answer() -> None:
-    usage = AnswerUsage(drops_usage_event=True)
-    body = json.dumps({"choices": [], "usage": USAGE}, separators=(",", ":")).encode()
-    assert await passed(usage, body, kind=b"application/json") == [body, b""]
-    assert usage.num_tokens == 12
-
-
 @pytest.mark.parametrize("is_together", [True, False])
 async def test_the_event_that_was_added_does_not_reach_the_caller(is_together: bool) -> None:
     usage = AnswerUsage(drops_usage_event=True)
@@ -85,19 +78,6 @@ async def test_no_end_of_a_choice_is_lost(end: list[bytes]) -> None:
     """Without a fingerprint; without usage; in a stream that breaks off."""
     found = await passed(AnswerUsage(drops_usage_event=True), WORD, finish(0), *end)
     assert b"".join(found) == WORD + finish(0) + (DONE if end else b"")
-
-
-async def test_the_event_that_was_asked_for_does() -> None:
-    usage = AnswerUsage(drops_usage_event=False)
-    found = await passed(usage, WORD, USAGE_EVENT, DONE)
-    assert found == [WORD, USAGE_EVENT, DONE, b""]
-    assert usage.num_tokens == 12
-
-
-async def test_a_stream_that_breaks_off_has_its_events_counted() -> None:
-    usage = AnswerUsage(drops_usage_event=True)
-    await passed(usage, WORD, WORD + WORD)
-    assert (usage.num_tokens, usage.num_events) == (None, 3)
 
 
 @pytest.mark.parametrize(

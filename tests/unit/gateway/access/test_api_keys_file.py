@@ -8,10 +8,8 @@ from pydantic import SecretStr
 from tests.support.gateway.key_samples import entry, sha256
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.domain.hashing import tenant_salt
-from triptych_gateway.access import api_keys_file
-from triptych_gateway.access.api_keys_file import ApiKeysFileError, read_api_keys_file
-from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import ANONYMOUS, Caller
+from triptych_gateway.access import auth
+from triptych_gateway.access.auth import ANONYMOUS, ApiKeys, ApiKeysFileError, Caller, read_api_keys_file
 
 
 @pytest.fixture
@@ -131,6 +129,6 @@ def test_a_file_that_is_none_or_huge_is_refused(
         with pytest.raises(ApiKeysFileError):
             read_api_keys_file(missing)
     path.write_text(entry("alice", "one"))
-    monkeypatch.setattr(api_keys_file, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(auth, "MAX_FILE_BYTES", 10)
     with pytest.raises(ApiKeysFileError, match="larger"):
         read_api_keys_file(path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.access.key_limits import KeyLimits
 
 ALICE = Caller("alice", "red", limits=KeyLimits(models=("a", "b")))

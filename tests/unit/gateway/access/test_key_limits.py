@@ -8,9 +8,7 @@ import pytest
 from tests.support.gateway.key_samples import entry
 from triptych_common.coordination import RateCharge
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.access.api_keys_file import ApiKeysFileError, read_api_keys_file
-from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import ApiKeysFileError, read_api_keys_file
 from triptych_gateway.access.key_limits import (
     KeyLimits,
     RequestDemand,
@@ -69,11 +67,6 @@ def test_what_is_no_priority_is_refused(asked: Any) -> None:
     )
 
 
-def test_a_key_without_limits_has_none(tmp_path: Path) -> None:
-    path = written(tmp_path / "keys", entry("alice", "one"))
-    assert ApiKeys((), read_api_keys_file(path)).check_key("Bearer one").limits is None
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -95,18 +88,6 @@ def test_limits_that_are_none_are_refused(tmp_path: Path, line: str) -> None:
         limits_in(tmp_path / "keys", entry("alice", "one") + line + "\n")
     with pytest.raises(ApiKeysFileError, match="defaults"):
         limits_in(tmp_path / "keys", f"[defaults]\n{line}\n" + entry("alice", "one"))
-
-
-def test_a_model_that_a_key_may_not_use_does_not_exist_for_it() -> None:
-    limits = KeyLimits(models=("small",))
-    limits.check_model("small")
-    assert not limits.is_counted
-    with pytest.raises(RequestError) as caught:
-        limits.check_model("large")
-    assert (caught.value.status_code, caught.value.code) == (404, "model_not_found")
-    assert Caller("alice", limits=limits).may_use("small")
-    assert not Caller("alice", limits=limits).may_use("large")
-    assert Caller("alice").may_use("large")
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,8 @@ def test_what_no_rule_decides() -> None:
     assert policy.break_even(NEW, None).reason is DecisionReason.COSTS_UNKNOWN
 
 
-def test_who_shares_the_encoders_cores_does_not_help_beside_others() -> None:
-    decision = DecisionPolicy("auto").break_even(replace(NEW, shares_compute=True), seconds(1.0, 0.5))
-    assert (decision.way, decision.reason) == (REMOTE, DecisionReason.SHARED_COMPUTE)
-    assert DecisionPolicy("auto").break_even(NEW, seconds(1.0, 0.5)).way is LOCAL
-
-
 def test_on_the_encoders_cores_small_items_are_encoded_where_they_are_needed() -> None:
-    small = replace(seconds(1.0, 2.0), is_handover_dearer=True)
+    small = replace(seconds(1.0, 2.0), is_small=True)
     on_gpu = replace(NEW, shares_compute=True)
     assert DecisionPolicy("auto").break_even(on_gpu, small).reason is DecisionReason.SHARED_COMPUTE
     decision = DecisionPolicy("auto").break_even(replace(on_gpu, shares_cores=True), small)
@@ -91,7 +85,7 @@ def test_it_begins_ahead_and_ends_behind() -> None:
     between = seconds(1.0, 1.0 - MARGIN / 2)
     assert policy.break_even(NEW, between).reason is DecisionReason.BELOW_BREAK_EVEN
     assert policy.break_even(NEW, seconds(1.0, 0.9)).reason is DecisionReason.TOO_SMALL
-    assert policy.is_helping
+    assert policy._is_helping
     assert policy.break_even(NEW, between).way is LOCAL
     assert policy.break_even(NEW, seconds(1.0, 1.01)).way is REMOTE
     assert policy.break_even(NEW, between).way is REMOTE

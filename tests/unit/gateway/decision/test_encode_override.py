@@ -3,8 +3,8 @@
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.access.callers import Caller
-from triptych_gateway.decision.encode_override import EncodeOverride, OverrideSetting
+from triptych_gateway.access.auth import Caller
+from triptych_gateway.decision.decision_policy import EncodeOverride, OverrideSetting
 
 OPERATOR, OTHER = Caller(key_name="op", is_operator=True), Caller(key_name="other")
 

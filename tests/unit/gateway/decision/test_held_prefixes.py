@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.decision.test_local_prefixes import request
-from triptych_gateway.decision import held_prefixes
-from triptych_gateway.decision.held_prefixes import MAX_NEW_BYTES, HeldPrefixes
+from triptych_gateway.decision import prefixes as stored
+from triptych_gateway.decision.prefixes import MAX_NEW_BYTES, HeldPrefixes
 
 LIFE, OTHER = ("d-0", "boot"), ("d-1", "boot")
 
@@ -49,7 +49,7 @@ def test_another_tenant_or_prompt_is_not() -> None:
 
 
 def test_its_memory_is_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr(held_prefixes, "MAX_PREFIXES", 4)
+    monkeypatch.setattr(stored, "MAX_HELD_PREFIXES", 4)
     held = HeldPrefixes()
     for number in range(9):
         held.remember(*request([f"hello {number}"]), LIFE)

@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_gateway.decision.decision_policy import EncodeWay
-from triptych_gateway.decision.idle_ways import (
+from triptych_gateway.decision.namespace_decisions import (
     MAX_AGE_S,
     MAX_FIRST_TRIALS,
     NUM_COLD,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych_gateway.decision.linear_cost import MAX_AGE_S, MIN_OBSERVATIONS, LinearCost
+from triptych_gateway.decision.serving_costs import MAX_AGE_S, MIN_OBSERVATIONS, LinearCost
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.decision.local_prefixes import LocalPrefixes
+from triptych_gateway.decision.prefixes import LocalPrefixes
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
@@ -57,7 +57,7 @@ def test_the_images_before_count() -> None:
 
 
 def test_its_memory_is_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr("triptych_gateway.decision.local_prefixes.MAX_PREFIXES", 4)
+    monkeypatch.setattr("triptych_gateway.decision.prefixes.MAX_LOCAL_PREFIXES", 4)
     prefixes = LocalPrefixes()
     for number in range(100):
         prefixes.remember(*request([f"hello {number}", f"@{chr(97 + number % 26)}"]), LIFE)

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from triptych_common.domain.fair_turns import Lane
-from triptych_gateway.decision.local_room import NUM_PLACES, LocalPlace, LocalRoom
+from triptych_common.domain.fair_queue import FairKey
+from triptych_gateway.decision.instance_load import NUM_PLACES, LocalPlace, LocalRoom
 from triptych_gateway.errors import EncodeUnavailableError
 
-FLOOD, ALONE = Lane(flow="flood"), Lane(flow="alone")
+FLOOD, ALONE = FairKey(flow="flood"), FairKey(flow="alone")
 
 
 async def settle() -> None:
@@ -27,17 +27,17 @@ async def test_a_place_that_is_left_goes_to_the_next_one_and_flows_take_turns() 
     places = await filled(room)
     assert room.is_full("pd-0")
     assert not room.is_full("pd-1")
-    let_in: list[Lane] = []
+    let_in: list[FairKey] = []
 
-    async def wait(lane: Lane, until: asyncio.Event) -> None:
-        await room.take_place("pd-0", lane, math.inf)
-        let_in.append(lane)
+    async def wait(fair_key: FairKey, until: asyncio.Event) -> None:
+        await room.take_place("pd-0", fair_key, math.inf)
+        let_in.append(fair_key)
         await until.wait()
 
     end = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        for lane in [FLOOD] * 5 + [ALONE]:
-            group.create_task(wait(lane, end))
+        for fair_key in [FLOOD] * 5 + [ALONE]:
+            group.create_task(wait(fair_key, end))
         await settle()
         assert (let_in, room.num_held("pd-0")) == ([], 6)
         places[0].leave()
@@ -95,15 +95,15 @@ async def test_what_waits_no_more_costs_its_flow_no_turn_and_leaves_nothing() ->
         each.cancel()
     await settle()
     assert room.num_held("pd-0") == 0
-    let_in: list[Lane] = []
+    let_in: list[FairKey] = []
 
-    async def wait(lane: Lane) -> None:
-        await room.take_place("pd-0", lane, math.inf)
-        let_in.append(lane)
+    async def wait(fair_key: FairKey) -> None:
+        await room.take_place("pd-0", fair_key, math.inf)
+        let_in.append(fair_key)
 
     async with asyncio.TaskGroup() as group:
-        for lane in (FLOOD, ALONE):
-            group.create_task(wait(lane))
+        for fair_key in (FLOOD, ALONE):
+            group.create_task(wait(fair_key))
         await settle()
         places[0].leave()
     assert let_in == [ALONE, FLOOD]

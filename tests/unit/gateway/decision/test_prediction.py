@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from triptych_gateway.decision.instance_load import WorkAhead
-from triptych_gateway.decision.linear_cost import Line
 from triptych_gateway.decision.prediction import (
-    HANDOVER_S,
-    SMALL_S,
+    MAX_TEXT_DELAY_S,
     STALL_WEIGHT,
     Demand,
     EncoderQueue,
@@ -16,7 +14,7 @@ from triptych_gateway.decision.prediction import (
     Prediction,
     predict,
 )
-from triptych_gateway.decision.serving_costs import Costs
+from triptych_gateway.decision.serving_costs import Costs, Line
 
 COSTS = Costs(
     encode=Line(0.0, 0.001), after_encode=Line(0.1, 0.0), local=Line(0.0, 0.002), prefill=Line(0.0, 0.0005)
@@ -129,16 +127,25 @@ def test_before_it_was_measured_an_encode_there_is_derived_from_the_encoders() -
     assert predicted(replace(COSTS, local=None, prefill=None)).local_s == pytest.approx(0.2)
 
 
-def test_where_the_handover_is_dearer_than_the_encode() -> None:
-    small = Demand(2, 2 * 1000 * SMALL_S, 2, 2 * 1000 * SMALL_S)
-    assert predicted(demand=small).is_handover_dearer
-    assert not predicted(demand=replace(small, num_rows=small.num_rows + 1)).is_handover_dearer
-    assert not predicted(demand=replace(small, num_rows=0)).is_handover_dearer  # not known
-    assert not predicted(demand=small, load=replace(IDLE, num_texts=1)).is_handover_dearer
-    streams = int(HANDOVER_S / SMALL_S / STALL_WEIGHT)
-    assert predicted(demand=small, load=replace(IDLE, num_streams=streams)).is_handover_dearer
-    beside = replace(IDLE, num_streams=streams + 1)
-    assert not predicted(demand=small, load=beside).is_handover_dearer
-    assert predicted(demand=small, load=replace(beside, num_held=1)).is_handover_dearer
+def test_small_items_are_encoded_where_they_are_needed_while_no_text_is_there() -> None:
+    small = Demand(2, 2 * 1000 * MAX_TEXT_DELAY_S, 2, 2 * 1000 * MAX_TEXT_DELAY_S)
+    assert predicted(demand=small).is_small
+    larger = replace(small, num_rows=small.num_rows + 1)
+    assert not predicted(demand=larger).is_small
+    assert not predicted(demand=replace(small, num_rows=0)).is_small  # not known
+    assert not predicted(demand=small, load=replace(IDLE, num_texts=1)).is_small
+    assert predicted(demand=small, load=replace(IDLE, num_streams=1)).is_small
+    beside = replace(IDLE, num_streams=2)
+    assert not predicted(demand=small, load=beside).is_small
+    assert predicted(demand=small, load=replace(beside, num_held=1)).is_small
     ahead = WorkAhead(((0.0, 1.0),))
-    assert predicted(demand=small, load=replace(beside, local_ahead=ahead)).is_handover_dearer
+    assert predicted(demand=small, load=replace(beside, local_ahead=ahead)).is_small
+
+
+def test_on_a_slow_machine_items_are_small_whose_encode_takes_less_than_their_handover() -> None:
+    """Other programs have the cores: both take ten times as long."""
+    demand = Demand(2, 200, 2, 200)
+    slow = replace(COSTS, encode=Line(0.0, 0.01), handover=Line(0.2, 0.0))
+    assert not predicted(slow, demand=demand).is_small
+    assert predicted(replace(slow, encode_alone=Line(0.0, 0.0019)), demand=demand).is_small
+    assert not predicted(replace(slow, encode_alone=Line(0.0, 0.0021)), demand=demand).is_small

@@ -46,4 +46,18 @@ def test_rows_follow_the_pixels() -> None:
     assert costs.rows_of(896 * 896) == pytest.approx(1024)
     costs.on_sizes(896 * 896, 1000)  # the model's own bound
     assert costs.rows_of(900 * 900) == 1000
-    assert costs.rows_of_all([448 * 448, 900 * 900]) == pytest.approx(1256)
+    assert sum(map(costs.rows_of, [448 * 448, 900 * 900])) == pytest.approx(1256)
+
+
+def test_encode_and_handover_are_learned_of_items_that_had_the_encoders_alone() -> None:
+    costs = ServingCosts()
+    for step in range(10):
+        ordered_at = 10.0 * step
+        costs.on_completed("encoder-0", 100, 2.0, ordered_at + 5.0, ordered_at)
+        costs.on_completed("encoder-1", 100, 9.0, ordered_at + 9.0, ordered_at)  # not alone
+        costs.on_completed("encoder-0", 100, 9.0, ordered_at + 9.5)  # another is in flight
+    found = costs.costs(100.0)
+    assert found.encode_alone is not None
+    assert found.handover is not None
+    assert found.encode_alone.seconds(100) == pytest.approx(2.0)
+    assert found.handover.seconds(100) == pytest.approx(3.0)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_gateway.decision import shared_queue
-from triptych_gateway.decision.shared_queue import SharedQueue
+from triptych_gateway.decision import redis_reads
+from triptych_gateway.decision.redis_reads import SharedQueue
 
 
 class Flights:
@@ -45,7 +45,7 @@ async def test_what_is_left_beyond_its_own() -> None:
 async def test_a_redis_that_does_not_answer_holds_up_no_decision(
     hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_queue, "READ_LIMIT_S", 0.01)
+    monkeypatch.setattr(redis_reads, "QUEUE_LIMIT_S", 0.01)
     queue, flights = made(7)
     flights.error, flights.hangs = BusUnavailableError("away"), hangs
     assert await queue.num_others("a", 3) == 0

@@ -12,7 +12,7 @@ from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, ItemAck, Modality, Outcome, Requester
 from triptych_common.protocol.names import StreamNames
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 
 LIMIT_S = 60.0
 
@@ -47,8 +47,8 @@ def metadata(
     )  # fmt: skip
 
 
-def wait_of(request_id: str) -> MediaWait:
-    return MediaWait(
+def wait_of(request_id: str) -> ItemWait:
+    return ItemWait(
         RequestId(request_id), "pd-0", (), deadline=0.0, traceparent=None, namespace_digest="d" * 64
     )
 

@@ -2,13 +2,12 @@
 
 import asyncio
 
-from triptych_common.domain.fair_turns import MAX_PASSED, Lane
+from triptych_common.domain.fair_queue import MAX_PASSED, FairKey
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace, OrdersAhead
-from triptych_gateway.encode.job_window import JobWindow
-from triptych_gateway.routing.encode_capacity import Capacity
+from triptych_gateway.encode.job_window import Capacity, JobWindow
 
 A, B, C = MmHash("a" * 64), MmHash("b" * 64), MmHash("c" * 64)
 
@@ -129,7 +128,7 @@ async def test_an_item_that_is_ordered_during_its_step_does_not_overtake_its_req
 
 
 def place_of(encode_class: EncodeClass, flow: str = "", deadline: float = 0.0) -> OrderPlace:
-    return OrderPlace("", Lane(encode_class, flow), deadline)
+    return OrderPlace("", FairKey(encode_class, flow), deadline)
 
 
 async def test_interactive_orders_go_before_those_of_a_batch() -> None:
@@ -160,7 +159,7 @@ async def test_an_order_waits_until_there_is_room_for_its_job_and_checks_go_on()
         queue.add_item(mm_hash, is_urgent=True, request=mm_hash)
     queue.add_item(C, is_urgent=False)
     assert [await queue.take_item() for _ in range(2)] == [(A, False), (C, False)]
-    queue.confirm_job(A, DEFAULT_STORE)
+    queue.window.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     waiting = asyncio.ensure_future(queue.take_item())
     await asyncio.sleep(0)
@@ -180,27 +179,18 @@ async def test_an_order_that_is_not_published_here_leaves_its_room() -> None:
     assert await queue.take_item() == (B, False)
 
 
-async def test_an_order_that_is_withdrawn_is_not_taken() -> None:
-    queue = new_queue()
-    for mm_hash in (A, B):
-        queue.add_item(mm_hash, is_urgent=True, request="many")
-    assert queue.withdraw_item(A)
-    assert not queue.withdraw_item(A)
-    assert await taken(queue) == [B]
-
-
-# ---- orders whose lane matters ------------------------------------------------------------------------
+# ---- orders whose fair key matters ------------------------------------------------------------------------
 ONE_SPACE, OTHER_SPACE = "1" * 64, "2" * 64
-FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
-BATCH = Lane(EncodeClass.BATCH, "one")
+FLOOD, ONE = FairKey(flow="flood"), FairKey(flow="one")
+BATCH = FairKey(EncodeClass.BATCH, "one")
 
 
 def hash_of(number: int) -> MmHash:
     return MmHash(f"{number:064x}")
 
 
-def order(queue: ItemQueue, mm_hash: MmHash, lane: Lane, request: str, index: int = 0) -> None:
-    place = OrderPlace(ONE_SPACE, lane, deadline=10.0, index=index)
+def order(queue: ItemQueue, mm_hash: MmHash, fair_key: FairKey, request: str, index: int = 0) -> None:
+    place = OrderPlace(ONE_SPACE, fair_key, deadline=10.0, index=index)
     queue.add_item(mm_hash, is_urgent=True, request=request, place=place)
 
 
@@ -224,7 +214,7 @@ async def test_what_needs_no_job_any_more_after_its_step_waits_for_no_room() -> 
     assert await queue.take_item() == (A, False)
     queue.add_item(C, is_urgent=False)
     queue.add_item(A, is_urgent=True)
-    queue.confirm_job(A, DEFAULT_STORE)
+    queue.window.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     assert await queue.take_item() == (A, False), "its job is published: the window is full of it"
     queue.add_item(A, is_urgent=False)
@@ -236,11 +226,11 @@ async def test_what_needs_no_job_any_more_after_its_step_waits_for_no_room() -> 
 async def test_a_class_without_room_ages_all_the_same() -> None:
     """One flow has all places but the spare one, so its lower class waits; others' jobs come and go there."""
     queue = ItemQueue(JobWindow(lambda digest: Capacity(2, 1, 1)))
-    lower = Lane(EncodeClass.BATCH, "flood")
+    lower = FairKey(EncodeClass.BATCH, "flood")
     order(queue, A, FLOOD, "flood")
     order(queue, B, lower, "later")
     assert await queue.take_item() == (A, False)
-    queue.confirm_job(A, DEFAULT_STORE)
+    queue.window.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     for number in range(MAX_PASSED):
         order(queue, hash_of(number), ONE, f"one-{number}")

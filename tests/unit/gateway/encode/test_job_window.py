@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.names import DEFAULT_STORE
-from triptych_gateway.encode.job_window import SLOTS_OF_NONE, JobWindow
-from triptych_gateway.routing.encode_capacity import Capacity
+from triptych_gateway.encode.job_window import SLOTS_OF_NONE, Capacity, JobWindow
 
 DIGEST = "d" * 64
 

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.files.file_store import file_not_found
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.content_parts import KnownFile
 
 H = MmHash("a" * 64)
 R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
@@ -60,14 +59,3 @@ async def test_bytes_win_over_files_as_long_as_their_request_lives(threads: Thre
     assert await fetched(media_cache, token) == b"sent"
     media_cache.release_media(H, R2)
     assert await fetched(media_cache, token) == b"from a file"
-
-
-async def test_another_requests_file_is_read_when_the_first_was_deleted(threads: ThreadPoolExecutor) -> None:
-    media_cache = MediaCache()
-    token = media_cache.keep_media(H, file_of(threads, "file-1", None), R1)
-    media_cache.keep_media(H, file_of(threads, "file-2", b"x"), R2)
-    assert await fetched(media_cache, token) == b"x"
-    media_cache.release_media(H, R2)
-    with pytest.raises(RequestError) as raised:
-        await fetched(media_cache, token)
-    assert raised.value.code == "file_not_found"

@@ -4,19 +4,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
-from triptych_gateway.encode.admission.encode_admission import EncodeAdmission
-from triptych_gateway.encode.admission.job_queue import JobQueue
+from triptych_gateway.encode.encode_admission import EncodeAdmission, JobQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import ItemTable
-from triptych_gateway.encode.job_window import JobWindow
+from triptych_gateway.encode.job_window import Capacity, JobWindow
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
-from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.locality.item_places import ItemPlaces
-from triptych_gateway.routing.encode_capacity import Capacity
+from triptych_gateway.settings import TransferSettings
 
 HASH = MmHash("a" * 64)
 
@@ -44,29 +43,16 @@ def shared() -> Shared:
 
 def gateway(shared: Any) -> tuple[EncodeOrders, SizesCache]:
     orders, sizes = object.__new__(EncodeOrders), SizesCache(shared, max_items=10)
-    orders.sizes, orders.table, orders._media_waits = sizes, ItemTable(), {}
+    orders.sizes, orders.table, orders._item_waits = sizes, ItemTable(), {}
     orders.places = ItemPlaces(lambda: False)
-    orders._stores = EncodeStores(tuple, link=LinkDefaults())
+    orders._stores = EncodeStores(tuple, settings=TransferSettings())
     orders.queue = ItemQueue(JobWindow(lambda digest: Capacity(1, 0, 1)))
     orders.admission = EncodeAdmission(JobQueue(10, 30.0), orders.queue, orders._stores)
     return orders, sizes
 
 
 def metadata(pieces: tuple[int, ...]) -> EncoderCacheMetadata:
-    return EncoderCacheMetadata(
-        job_id="job-1",
-        mm_hash=HASH,
-        modality=Modality.VIDEO,
-        num_embeds=6,
-        width=4,
-        dtype="float32",
-        num_bytes=96,
-        record=item_record(6).model_copy(update={"pieces": pieces}),
-        encoder="encoder-0",
-        store="store-0",
-        sealed=True,
-        requesters=(),
-    )
+    return cache_metadata(mm_hash=HASH, modality=Modality.VIDEO, num_embeds=6, sealed=True, pieces=pieces)
 
 
 async def test_gateways_share_how_an_item_is_divided_now(shared: Shared) -> None:

@@ -4,7 +4,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 
 import pytest
 
-from triptych_gateway.fetch.rules.addresses import AddressRules
+from triptych_gateway.fetch.fetch_rules import AddressRules
 
 RULES = AddressRules()
 

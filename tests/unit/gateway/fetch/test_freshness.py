@@ -2,10 +2,17 @@
 
 import pytest
 
-from triptych_gateway.fetch.attempts import MAX_RETRY_AFTER_S, RetryPolicy
 from triptych_gateway.fetch.failures import ServerFailedError
-from triptych_gateway.fetch.freshness import MAX_FRESH_S, Freshness, freshness_of, retry_after_s
-from triptych_gateway.fetch.response_cache import ENTRY_BYTES, CacheKey, ResponseCache
+from triptych_gateway.fetch.response_cache import (
+    ENTRY_BYTES,
+    MAX_FRESH_S,
+    CacheKey,
+    Freshness,
+    ResponseCache,
+    freshness_of,
+    retry_after_s,
+)
+from triptych_gateway.fetch.shared_downloads import MAX_RETRY_AFTER_S, RetryPolicy
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 NOW = 784_111_777.0  # the same

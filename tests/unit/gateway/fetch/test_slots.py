@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from triptych_gateway.fetch.slots import FetchSlots
+from triptych_gateway.fetch.downloader import FetchSlots
 
 
 async def test_bounds_hold_and_a_slow_host_keeps_no_other_waiting() -> None:

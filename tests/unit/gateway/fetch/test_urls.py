@@ -4,9 +4,7 @@ import pytest
 
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.fetch.failures import FetchError, MalformedUrlError, UrlRefusedError, request_error
-from triptych_gateway.fetch.rules.addresses import AddressRules
-from triptych_gateway.fetch.rules.hosts import HostRules
-from triptych_gateway.fetch.rules.urls import MAX_URL_CHARS, UrlRules, parse_url
+from triptych_gateway.fetch.fetch_rules import MAX_URL_CHARS, AddressRules, HostRules, UrlRules, parse_url
 
 RULES = UrlRules(frozenset({80, 443}), HostRules(), AddressRules())
 SIGNED = "https://example.org/private/a.png?signature=secret"

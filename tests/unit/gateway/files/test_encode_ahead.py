@@ -10,7 +10,7 @@ from tests.support.waiting import until
 from triptych_gateway.files import encode_ahead
 from triptych_gateway.files.encode_ahead import EncodeAhead
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.content_parts import KnownFile
 
 
 async def test_a_file_that_is_deleted_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

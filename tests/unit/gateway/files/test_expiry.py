@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support.waiting import until
-from triptych_gateway.files.expiry import ExpirySweep
+from triptych_gateway.files.file_service import ExpirySweep
 
 
 class SlowStore:

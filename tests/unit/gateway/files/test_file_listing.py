@@ -4,8 +4,14 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.files.file_listing import ListQuery, page_of
-from triptych_gateway.files.file_record import FileRecord, Purpose, is_file_id, new_file_id
+from triptych_gateway.files.file_record import (
+    FileRecord,
+    ListQuery,
+    Purpose,
+    is_file_id,
+    new_file_id,
+    page_of,
+)
 
 
 def record(number: int, purpose: Purpose = "vision", created: int = 0) -> FileRecord:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.files.file_limits import FileLimits
 from triptych_gateway.files.upload_form import (
     ANCHOR_FIELD,
     MAX_FORM_BYTES,
@@ -17,9 +16,10 @@ from triptych_gateway.files.upload_form import (
     lifetime_of,
     purpose_of,
 )
+from triptych_gateway.settings import FileSettings
 
 TYPE = 'multipart/form-data; boundary="-b-"'
-LIMITS = FileLimits(1, 1, 1, 1, 1, lifetime_s=100, max_lifetime_s=1000)
+LIMITS = FileSettings(files_lifetime_s=100, files_max_lifetime_s=1000)
 CONTENT = b"\r\n---b\r\n--\r\n\r\n" + os.urandom(300) + b"\r\n---b"  # much like a boundary
 
 

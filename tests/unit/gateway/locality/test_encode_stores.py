@@ -1,5 +1,7 @@
 """Which stores have encoders, by the registry, and how long a job waits at each."""
 
+import math
+import time
 from typing import Any
 
 import pytest
@@ -8,12 +10,18 @@ from triptych_common.coordination.single_flight import Backlog
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role
 from triptych_common.protocol.names import DEFAULT_STORE
-from triptych_gateway.locality.encode_stores import READ_HOLDS_S, EncodeStores, LinkDefaults, TransferSeconds
-from triptych_gateway.locality.job_place import JobPlace, PlaceReason
+from triptych_gateway.locality.encode_stores import (
+    READ_HOLDS_S,
+    EncodeStores,
+    JobPlace,
+    PlaceReason,
+    TransferSeconds,
+)
+from triptych_gateway.settings import TransferSettings
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 HASH = MmHash("a" * 64)
-LINK = LinkDefaults(bytes_per_s=1e6, round_trip_s=0.0)
+LINK = TransferSettings(link_bytes_per_s=1e6, link_round_trip_s=1e-12)
 
 
 def encoder(name: str, store: str | None, **fields: Any) -> InstanceRecord:
@@ -31,7 +39,7 @@ class Bench:
     def __init__(self, *records: InstanceRecord, measured_s: TransferSeconds | None = None) -> None:
         self.records = records
         options: dict[str, Any] = {} if measured_s is None else {"measured_s": measured_s}
-        self.stores = EncodeStores(lambda: self.records, link=LINK, **options)
+        self.stores = EncodeStores(lambda: self.records, settings=LINK, **options)
 
     def choose(self, **changes: Any) -> JobPlace:
         values: dict[str, Any] = {
@@ -133,3 +141,16 @@ def test_the_way_from_the_chosen_encoders_is_told() -> None:
 @pytest.mark.parametrize(("store", "reason"), [("b", PlaceReason.NEAR_FAILED), ("c", PlaceReason.NEAR)])
 def test_an_order_for_one_store_goes_there_if_it_has_encoders(store: str, reason: PlaceReason) -> None:
     assert Bench(*TWO).choose(only_near=store).reason is reason
+
+
+def test_a_namespace_is_served_since_its_first_encoder_came() -> None:
+    bench = Bench(encoder("e-0", "a"), consumer("pd-0", "a"))
+    now = time.monotonic()
+    assert bench.stores.served_s(DIGEST, now) == math.inf, "longer than this gateway runs"
+    assert bench.stores.served_s(OTHER, now) == 0.0
+    bench.records = (consumer("pd-0", "a"),)
+    assert bench.stores.served_s(DIGEST, now) == 0.0
+    bench.records = (encoder("e-1", "a"), consumer("pd-0", "a"))
+    assert 0.0 <= bench.stores.served_s(DIGEST, time.monotonic()) < 60.0
+    bench.records = (encoder("e-1", "a"), encoder("e-2", "a"))
+    assert bench.stores.served_s(DIGEST, time.monotonic() + 100.0) >= 100.0, "another changes nothing"

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata
 from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
-from triptych_gateway.locality.item_places import MAX_KNOWN, ItemPlaces
+from triptych_gateway.locality import item_places
+from triptych_gateway.locality.item_places import ItemPlaces
 
 A = MmHash("a" * 64)
 
@@ -21,19 +22,14 @@ def metadata(
     pieces: tuple[int, ...] = (),
     job_id: str = "job-1",
 ) -> EncoderCacheMetadata:
-    return EncoderCacheMetadata(
+    return cache_metadata(
         job_id=job_id,
         mm_hash=mm_hash,
         modality=Modality.VIDEO,
         num_embeds=6,
-        width=4,
-        dtype="float32",
-        num_bytes=96,
-        record=item_record(6).model_copy(update={"pieces": pieces}),
-        encoder="encoder-0",
         store=store,
         sealed=sealed,
-        requesters=(),
+        pieces=pieces,
     )
 
 
@@ -101,11 +97,13 @@ async def test_who_waits_is_woken_once_for_all(places: ItemPlaces) -> None:
             await places.wait_changed()
 
 
-def test_the_oldest_are_forgotten(places: ItemPlaces) -> None:
-    for number in range(MAX_KNOWN + 1):
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_places, "MAX_KNOWN", 100)
+    places = ItemPlaces(lambda: True)
+    for number in range(101):
         places.note_metadata(metadata(mm_hash=f"{number:064x}"))
     assert places.find(MmHash("0" * 64)) is None
-    assert len(places.take_changed()) == MAX_KNOWN
+    assert len(places.take_changed()) == 100
 
 
 def test_where_one_store_is_registered_nothing_is_kept() -> None:

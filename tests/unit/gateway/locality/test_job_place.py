@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from triptych_gateway.locality.job_place import (
+from triptych_gateway.locality.encode_stores import (
     LEAST_SPARE_S,
     MOST_SPARE_S,
     JobPlace,

@@ -2,28 +2,17 @@
 
 import pytest
 
-from tests.support.item_records import item_record
+from tests.support.message_samples import cache_metadata
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, ImageProperties, Modality
-from triptych_gateway.locality.row_estimates import FIRST_ROW_BYTES, FIRST_ROWS, RowEstimates
+from triptych_gateway.locality.encode_stores import FIRST_ROW_BYTES, FIRST_ROWS, RowEstimates
 
 LARGE = ImageProperties(format="PNG", width=2000, height=1000)
 
 
 def metadata(mm_hash: str, num_rows: int, row_bytes: int = 100) -> EncoderCacheMetadata:
-    return EncoderCacheMetadata(
-        job_id="job-1",
-        mm_hash=mm_hash,
-        modality=Modality.IMAGE,
-        num_embeds=num_rows,
-        width=25,
-        dtype="float32",
-        num_bytes=num_rows * row_bytes,
-        record=item_record(1),
-        encoder="e",
-        store="s",
-        sealed=True,
-        requesters=(),
+    return cache_metadata(
+        mm_hash=mm_hash, num_embeds=num_rows, width=25, num_bytes=num_rows * row_bytes, sealed=True
     )
 
 

@@ -11,10 +11,9 @@ import pytest
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.request.chat_request import NO_OPTIONS, parse_chat_request
+from triptych_gateway.request.chat_request import NO_OPTIONS, RequestOptions, parse_chat_request
+from triptych_gateway.request.content_parts import format_place
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.places import format_place
-from triptych_gateway.request.request_options import RequestOptions
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 GUARD = PlaceholderGuard(VISION_TOKENS)

@@ -12,17 +12,16 @@ from triptych_gateway.endpoints.answer_cost import UNNAMED_TOKENS, AnswerCost
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
 from triptych_gateway.endpoints.table import FORWARDED
-from triptych_gateway.request.bounds.field_bounds import TEMPLATE_PARAMETERS
-from triptych_gateway.request.chat_request import parse_chat_request
-from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.body_bounds import TEMPLATE_PARAMETERS
+from triptych_gateway.request.chat_request import RequestOptions, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import parse_text_request
+from triptych_gateway.settings import RequestSettings
 
 WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]
 BY_PATH = {endpoint.path: endpoint for endpoint in WITH_BODY}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-LIMITS = RequestLimits()
+LIMITS = RequestSettings()
 
 
 def parse(endpoint: Endpoint, **asked: Any) -> Any:

@@ -9,8 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.content_parts import MediaPart, find_media
 from triptych_gateway.request.image_header import ImageLimits
-from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
-from triptych_gateway.request.item_counts import check_counts
+from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_counts, check_media
 
 WAV = b"RIFF\x24\0\0\0WAVEfmt "
 MP4 = b"\0\0\0\x20ftypisom\0\0\2\0"

@@ -28,11 +28,11 @@ from triptych_gateway.fetch.fetcher import MediaFetcher
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.data_url import decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.split.data_url import decode_data_url
 
 PATH = "messages[0].content[0].image_url.url"
 LIMITS = MediaLimits(max_item_bytes=10_000, image=ImageLimits(max_pixels=10_000, formats=("PNG", "JPEG")))

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from triptych_gateway.request.places import format_place, lists_before, put_at, replace_at, value_at
+from triptych_gateway.request.content_parts import format_place, lists_before, put_at, replace_at, value_at
 
 NESTED = ("messages", 1, "content", 0, "content", 2)
 

@@ -9,7 +9,7 @@ from tests.support.hostile import chunks
 from tests.support.hostile.images import FORMATS, saved
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.request.image_header import ImageLimits, read_image_header
-from triptych_gateway.request.polyglots import check_one_format
+from triptych_gateway.request.item_checks import check_one_format
 
 PATH = "messages[0].content[0].image_url.url"
 LIMITS = ImageLimits(max_pixels=64_000_000, formats=FORMATS)

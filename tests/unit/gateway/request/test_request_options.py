@@ -9,9 +9,8 @@ from tests.support.hostile import options as sets
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
+from triptych_gateway.request.chat_request import ChatRequest, RequestOptions, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
 
 NONE = RequestOptions()
 SOME = RequestOptions(

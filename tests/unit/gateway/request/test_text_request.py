@@ -10,12 +10,10 @@ from triptych_common.domain.media_options import OptionBounds
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
-from triptych_gateway.request.chat_request import REFUSED_FIELDS
-from triptych_gateway.request.forms.form import RequestLimits
-from triptych_gateway.request.json_bounds import BodyBounds
+from triptych_gateway.request.chat_request import REFUSED_FIELDS, RequestOptions
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextRequest, parse_text_request
+from triptych_gateway.settings import RequestSettings
 
 BY_PATH = {endpoint.path: endpoint for endpoint in FORWARDED}
 TEXT_ENDPOINTS = [endpoint for endpoint in FORWARDED if endpoint.body is TextBody]
@@ -24,7 +22,7 @@ INPUTS = [(endpoint, name) for endpoint in TEXT_ENDPOINTS for name in endpoint.i
 GUARD = PlaceholderGuard(("<image>",))
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
 OPTIONS = RequestOptions({"max_pixels": OptionBounds(min=4, max=1000)})
-LIMITS = RequestLimits(BodyBounds(max_prompt_bytes=100_000, max_values=5000), max_messages=10, max_choices=8)
+LIMITS = RequestSettings(max_prompt_bytes=100_000, max_body_values=5000, max_messages=10, max_choices=8)
 
 
 def parse(path: str | Endpoint, **fields: Any) -> TextRequest:
@@ -205,7 +203,6 @@ def test_bodies_are_bounded() -> None:
 
 def test_a_model_need_not_be_named() -> None:
     assert parse("/tokenize", prompt="a", model=None).model == ""
-    assert parse("/tokenize", prompt="a", model=None).of_model("x").model == "x"
     assert refusal("/tokenize", prompt="a", model="") == (400, "invalid_value", "model")
 
 

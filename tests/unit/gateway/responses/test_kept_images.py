@@ -7,9 +7,8 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import ImageProperties
-from triptych_gateway.access.callers import ANONYMOUS
-from triptych_gateway.responses.kept_images import KeptImages
-from triptych_gateway.responses.response_record import ResponseImage, ResponseRecord
+from triptych_gateway.access.auth import ANONYMOUS
+from triptych_gateway.responses.response_index import KeptImages, ResponseImage, ResponseRecord
 
 
 @pytest.fixture

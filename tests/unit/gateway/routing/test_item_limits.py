@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role
-from triptych_gateway.routing.item_limits import common_limits, widest_limits
+from triptych_gateway.routing.pairs import common_limits, widest_limits
 
 IMAGE, VIDEO = Modality.IMAGE, Modality.VIDEO
 

@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.routing.lost_requests import MAX_REQUESTS, MEMORY_S, LostRequests, without_own_fields
+from triptych_gateway.routing.instances import MAX_REQUESTS, MEMORY_S, LostRequests
 
 OWNER, PATH = b"key", b"/v1/chat/completions"
 BODY = b'{"messages":[]}'
@@ -35,14 +35,6 @@ def test_other_keys_and_other_bodies_are_served(owner: bytes, body: bytes) -> No
     lost.add([A, B], OWNER, PATH, BODY)
     lost.add([A, B], OWNER, PATH, b"a" * (6 << 20))
     assert not is_refused(lost, body, owner)
-
-
-def test_what_differs_with_each_request_is_no_part_of_it() -> None:
-    first, second = (
-        without_own_fields(b'{"messages":["x"],"ec_transfer_params":{"request_id":"%d"}}' % n) for n in (1, 2)
-    )
-    assert first == second == b'{"messages":["x"]'
-    assert without_own_fields(BODY) == BODY
 
 
 def test_a_request_is_forgotten_when_it_was_answered_and_after_a_time() -> None:

@@ -12,10 +12,10 @@ from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.pairs import fits, pairs_of, serving_of, towers_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.route_demand import RouteDemand
 from triptych_gateway.routing.router import Router, ServingStage
-from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
-from triptych_gateway.routing.ways import LeastLoad, Way, WayReason, decide
+from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice, RouteMode, RouteReason, decide
+from triptych_gateway.routing.variants import RouteDemand
+from triptych_gateway.settings import RoutingSettings
 
 KV = KvTransfer(connector="c", compatibility="x", lease_s=1.0)
 DIGEST, OTHER = "0" * 64, "1" * 64
@@ -51,7 +51,11 @@ def choice(records: list[InstanceRecord], demand: InstanceDemand = TEXT, **field
     registry: Any = None
     view = RegistryView(registry, 1.0)
     view.records = tuple(records)
-    return RouteChoice(Instances(view, Router(2.0), 1.0, 2), demand, **fields)
+    return RouteChoice(
+        Instances(view, Router(2.0), RoutingSettings(instance_grace_s=1.0, max_dispatch_attempts=2)),
+        demand,
+        **fields,
+    )
 
 
 def shown(route: Route | None) -> tuple[str, str | None, str] | None:
@@ -106,15 +110,15 @@ def test_what_encodes_itself() -> None:
     ("whole", "pair", "expected"),
     [
         (None, None, None),
-        ((False, 9), None, (Way.WHOLE, WayReason.NO_PAIR)),
-        (None, (True, 9), (Way.STAGED, WayReason.NO_WHOLE)),
-        ((False, 1), (False, 1), (Way.WHOLE, WayReason.LEAST_LOAD)),
-        ((False, 2), (False, 1), (Way.STAGED, WayReason.LEAST_LOAD)),
-        ((True, 0), (False, 5), (Way.STAGED, WayReason.LEAST_LOAD)),
+        ((False, 9), None, (RouteMode.WHOLE, RouteReason.NO_PAIR)),
+        (None, (True, 9), (RouteMode.STAGED, RouteReason.NO_WHOLE)),
+        ((False, 1), (False, 1), (RouteMode.WHOLE, RouteReason.LEAST_LOAD)),
+        ((False, 2), (False, 1), (RouteMode.STAGED, RouteReason.LEAST_LOAD)),
+        ((True, 0), (False, 5), (RouteMode.STAGED, RouteReason.LEAST_LOAD)),
     ],
 )
 def test_policy(whole: Any, pair: Any, expected: Any) -> None:
-    assert decide(LeastLoad(), whole, pair) == expected
+    assert decide(whole, pair) == expected
 
 
 @pytest.mark.parametrize(

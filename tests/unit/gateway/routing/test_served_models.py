@@ -6,8 +6,7 @@ import pytest
 
 from triptych_common.runtime.yaml_file import MAX_FILE_BYTES
 from triptych_gateway.changed_file import ChangedFile
-from triptych_gateway.routing.models_file import ModelsFile, ModelsFileError, read_models_file
-from triptych_gateway.routing.served_models import ServedModels
+from triptych_gateway.routing.served_models import ModelsFile, ModelsFileError, ServedModels, read_models_file
 
 TEXT = """
 aliases: {gpt-4o: qwen, gpt-4o-mini: qwen}

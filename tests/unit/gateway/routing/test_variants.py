@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from tests.support.message_samples import instance_record
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.routing.variants import (
     Variant,
@@ -18,13 +19,8 @@ NUM_CONVERSATIONS = 4000
 
 
 def pd(name: str, version: str | None = None, digest: str | None = X) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        boot_id="b",
-        role=Role.PREFILL_DECODE,
-        model="m",
-        namespace_digest=digest,
-        model_version=version,
+    return instance_record(
+        name, Role.PREFILL_DECODE, model="m", namespace_digest=digest, model_version=version
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_gateway.tracing.item_timing import ItemSource, ItemTiming
+from triptych_gateway.tracing.timings import ItemSource, ItemTiming
 
 
 def test_an_item_that_is_encoded() -> None:

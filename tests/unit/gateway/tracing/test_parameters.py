@@ -1,6 +1,6 @@
 """Numbers of a request's body, and nothing that its caller wrote."""
 
-from triptych_gateway.tracing.parameters import parameters_of
+from triptych_gateway.tracing.request_span import parameters_of
 
 
 def test_parameters_as_the_conventions_name_them() -> None:

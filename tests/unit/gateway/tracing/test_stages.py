@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_gateway.tracing.stages import FirstTokenStages, Stage
+from triptych_gateway.tracing.timings import FirstTokenStages, Stage
 
 
 def test_stages_add_up() -> None:

@@ -18,16 +18,6 @@ def is_followed(trust: TraceTrust, client: Any = ("10.1.2.3", 5), *more: tuple[b
     return trace.get_current_span(context).get_span_context().is_valid
 
 
-def test_off_by_default() -> None:
-    assert not is_followed(TraceTrust())
-    assert not is_followed(TraceTrust(False, INSIDE))
-
-
-def test_of_everybody() -> None:
-    assert is_followed(TraceTrust(True))
-    assert is_followed(TraceTrust(True), None)
-
-
 @pytest.mark.parametrize(
     ("client", "expected"),
     [

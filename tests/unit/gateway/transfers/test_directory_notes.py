@@ -11,7 +11,7 @@ from triptych_common.coordination import NotedPlace
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
-from triptych_gateway.transfers.directory_notes import MAX_BATCH, MAX_UNWRITTEN, DirectoryNotes
+from triptych_gateway.transfers.place_finder import MAX_BATCH, MAX_UNWRITTEN, DirectoryNotes
 
 
 def noted(number: int) -> NotedPlace:

@@ -11,9 +11,8 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.locality.item_places import ItemPlace
-from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import TransferSource, find_sources
-from triptych_gateway.transfers.link_rates import LinkRates
+from triptych_gateway.transfers.fabric_view import FabricView, LinkRates
+from triptych_gateway.transfers.next_step import TransferSource, find_sources
 
 A = MmHash("a" * 64)
 TARGET = "store-t"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from triptych_gateway.transfers.link_rates import AVOIDED_S, UNKNOWN_RATE, LinkRates
+from triptych_gateway.transfers.fabric_view import AVOIDED_S, UNKNOWN_RATE, LinkRates
 
 AB, BA = ("store-a", "store-b"), ("store-b", "store-a")
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.transfers.item_sources import TransferSource
-from triptych_gateway.transfers.next_step import StepKind, TransferStep, next_step
+from triptych_gateway.transfers.next_step import StepKind, TransferSource, TransferStep, next_step
 from triptych_gateway.transfers.transfer_table import Transfer
 
 MAX = 3

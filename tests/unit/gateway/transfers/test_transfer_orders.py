@@ -12,8 +12,9 @@ from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncodeCompleted, FabricTransport, Role
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
+from triptych_gateway.encode.item_wait import AnswerBegan, EntriesRead
 from triptych_gateway.transfers import transfer_trace
-from triptych_gateway.transfers.transfer_limits import MAX_EXTENSIONS
+from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS
 from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
 
 
@@ -47,9 +48,9 @@ async def test_an_agent_that_lives_may_wait_for_room_for_some_time(impatient: Wo
 
 
 async def test_it_waits_no_longer_than_the_requests_do(impatient: World) -> None:
-    media_wait = wait_of()
-    media_wait.deadline = time.monotonic()
-    with impatient.transfers.hold(media_wait):
+    item_wait = wait_of()
+    item_wait.deadline = time.monotonic()
+    with impatient.transfers.hold(item_wait):
         impatient.announce(S1, sealed=True)
         await until(lambda: impatient.transfer().failure == "silent")
         assert impatient.transfer().num_extensions == 0
@@ -82,8 +83,11 @@ async def test_an_encoder_that_takes_the_job_over_elsewhere_is_the_new_source(wo
     with world.transfers.hold(wait_of()):
         world.announce(S1)
         assert (await world.until_orders(1)).source == S1
+        under_way = world.transfers.table.bytes_under_way
+        assert (under_way(S1, TARGET), under_way(S1, S2), under_way(S2, TARGET)) == (96, 0, 0)
         world.announce(S2)
         assert (await world.until_orders(2)).source == S2
+        assert (under_way(S1, TARGET), under_way(S2, TARGET)) == (0, 96)
         world.announce(TARGET)
         await until(lambda: world.transfer().state is TransferState.HELD)
     assert len(world.orders) == 2
@@ -152,11 +156,11 @@ async def test_two_orders_of_one_item_are_counted_whichever_is_reported_first(wo
 async def test_what_an_instance_lacks_that_the_request_has_left_is_not_missed_at_the_next(
     world: World,
 ) -> None:
-    media_wait = wait_of()
-    with world.transfers.hold(media_wait):
+    item_wait = wait_of()
+    with world.transfers.hold(item_wait):
         world.announce(S2, sealed=True)
         await world.until_orders(1)
-        await world.transfers.bring(media_wait, world.records[1])
+        await world.transfers.bring(item_wait, world.records[1])
         assert world.transfer(S2).state is TransferState.HELD
         assert world.need(), "of the first instance, late"
         assert world.transfer(S2).state is TransferState.HELD
@@ -165,9 +169,9 @@ async def test_what_an_instance_lacks_that_the_request_has_left_is_not_missed_at
 
 async def test_an_item_that_failed_and_is_asked_for_again_is_brought(world: World) -> None:
     """Nobody needed it at first; then its engine started over."""
-    media_wait = wait_of()
-    media_wait.settle()
-    with world.transfers.hold(media_wait):
+    item_wait = wait_of()
+    item_wait.on_event(AnswerBegan())
+    with world.transfers.hold(item_wait):
         for number in range(1, 4):
             world.announce(S1, sealed=True)
             world.fail(await world.until_orders(number), TransferFailureKind.TARGET_FULL)
@@ -238,44 +242,44 @@ async def test_an_encoder_of_the_target_that_dies_is_no_failed_transfer(world: W
 
 
 async def test_a_request_that_goes_elsewhere_leaves_the_first_target(world: World) -> None:
-    media_wait = wait_of()
-    with world.transfers.hold(media_wait):
+    item_wait = wait_of()
+    with world.transfers.hold(item_wait):
         world.announce(S1, sealed=True)
         await world.until_orders(1)
-        await world.transfers.bring(media_wait, world.records[1])
+        await world.transfers.bring(item_wait, world.records[1])
         assert (await world.until_orders(2)).target == S2
         world.fail(world.orders[0], TransferFailureKind.REFUSED)
         assert world.transfers.table.get(A, TARGET) is None
-        assert not media_wait.has_failed
-        await world.transfers.bring(media_wait, record_of("pd-2"))  # one without a store: it only decodes
-        assert media_wait.target == S2, "new encodes of its items are near it"
+        assert not item_wait.has_failed
+        await world.transfers.bring(item_wait, record_of("pd-2"))  # one without a store: it only decodes
+        assert item_wait.target == S2, "new encodes of its items are near it"
         assert world.transfer(S2).state is TransferState.ORDERED
 
 
 async def test_it_leaves_the_first_target_also_where_one_store_is_left(world: World) -> None:
-    media_wait = wait_of()
-    with world.transfers.hold(media_wait):
+    item_wait = wait_of()
+    with world.transfers.hold(item_wait):
         world.announce(S1, sealed=True)
         await world.until_orders(1)
         world.records = (record_of("pd-1", store=S2), agent(S2))
-        await world.transfers.bring(media_wait, world.records[0])
+        await world.transfers.bring(item_wait, world.records[0])
         assert world.transfers.table.get(A, TARGET) is None
 
 
 async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
     world.directory[A] = (EntryPlace(store=S1, generation=1, num_bytes=96),)
-    media_wait = wait_of()
-    media_wait.entry_places.update(await world.transfers.places.read([A]))
-    with world.transfers.hold(media_wait):
-        await world.transfers.bring(media_wait, world.records[0])
+    item_wait = wait_of()
+    item_wait.on_event(EntriesRead(await world.transfers.places.read([A])))
+    with world.transfers.hold(item_wait):
+        await world.transfers.bring(item_wait, world.records[0])
         assert (await world.until_orders(1)).source == S1
     assert world.num_reads == 1
-    assert world.transfers.places.stores_of([A], media_wait.entry_places) == {S1: {A}}
+    assert world.transfers.places.stores_of([A], item_wait.entry_places) == {S1: {A}}
 
 
 async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no_more(world: World) -> None:
     waits, settled = [wait_of("r-1"), wait_of("r-2")], wait_of("r-3")
-    settled.settle()
+    settled.on_event(AnswerBegan())
     with (
         world.transfers.hold(waits[0]),
         world.transfers.hold(waits[1]),
@@ -291,17 +295,6 @@ async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no
             error = caught.value
             assert (error.status_code, error.code, error.param) == (503, "transfer_failed", "part 0")
         assert not settled.has_failed
-
-
-async def test_where_one_store_is_left_nothing_is_done(world: World) -> None:
-    world.records = (record_of("pd-0", store=TARGET), agent(TARGET))
-    media_wait = wait_of()
-    with world.transfers.hold(media_wait):
-        world.announce(TARGET, sealed=True)
-        await world.transfers.bring(media_wait, world.records[0])
-        assert await world.transfers.places.read([A]) == {}
-        assert (len(world.transfers.table), world.num_reads, world.orders) == (0, 0, [])
-        assert not world.need()
 
 
 def test_other_messages_are_not_its_own() -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from triptych_gateway.ui.page import PAGE, PAGE_HEADERS, read_page_files
+from triptych_gateway.ui.live_view import PAGE, PAGE_HEADERS, read_page_files
 
 LIBRARY = "htm-preact-3.1.1.js"
 LIBRARY_SHA256 = "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"

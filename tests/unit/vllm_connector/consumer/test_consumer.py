@@ -14,6 +14,7 @@ from tests.support.vllm_connector.played_engine import IDLE, A, B, Engine
 from triptych_common.domain.errors import IllegalTransitionError, StoreUnavailableError
 from triptych_common.protocol.store import Done, StoreFailure
 from triptych_vllm_connector.consumer.consumer import PinReply
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 def test_the_whole_way_of_one_item(engine: Engine) -> None:
@@ -29,8 +30,8 @@ def test_the_whole_way_of_one_item(engine: Engine) -> None:
     engine.consumer.on_unparked("r1", 2)
     assert engine.consumer.admit_request(request, 0)
     assert engine.loads(request, A) == [7]
-    assert engine.consumer.is_resident(A)
-    assert not engine.consumer.is_pinned(A)
+    assert engine.consumer.item_state(A) is EngineItemState.RESIDENT
+    assert engine.consumer.item_state(A) is not EngineItemState.PINNED
     assert engine.consumer.counts() == IDLE | {"requests": 1, "resident": 1, "preallocated_embeds": 4}
     engine.consumer.on_item_computed("r1", 0)
     assert engine.evicted == [A]
@@ -45,9 +46,9 @@ def test_the_whole_way_of_one_item(engine: Engine) -> None:
 
 def test_a_step_that_loads_what_is_not_pinned_is_refused(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    assert not engine.consumer.is_pinned(A)
+    assert engine.consumer.item_state(A) is not EngineItemState.PINNED
     engine.consumer.admit_request(request, 0)
-    assert not engine.consumer.is_pinned(A)
+    assert engine.consumer.item_state(A) is not EngineItemState.PINNED
     with pytest.raises(IllegalTransitionError):
         engine.consumer.load_item("r1", A)
 
@@ -111,7 +112,7 @@ def test_late_failures_do_not_fail_an_item_that_came_meanwhile(engine: Engine) -
         PinReply(A, watching(A, writing=False)),
         PinReply(A, StoreFailure(seq=1, code="internal", detail="")),
     )
-    assert not engine.consumer.has_failed("r1")
+    assert not engine.consumer.status("r1").has_failed
     assert engine.sender.take_short() == []
 
 
@@ -137,5 +138,5 @@ def test_unknown_requests_are_harmless(engine: Engine) -> None:
     engine.consumer.on_preempted("unknown")
     engine.consumer.on_parked("unknown", 1)
     engine.consumer.on_unparked("unknown", 1)
-    assert not engine.consumer.has_failed("unknown")
+    assert not engine.consumer.status("unknown").has_failed
     assert engine.consumer.counts() == IDLE

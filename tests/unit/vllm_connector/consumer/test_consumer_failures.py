@@ -19,6 +19,7 @@ from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded
 from triptych_common.protocol.store import Done, Pinned, StoreFailure
 from triptych_vllm_connector.consumer.consumer import BusChanged, StoreLost
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
@@ -105,7 +106,7 @@ def test_a_store_that_refuses_fails_those_that_wait(engine: Engine, reply: objec
     assert engine.consumer.take_failed() == {"r1"}
     engine.finish(waiting, 0)
     assert engine.sender.take_short() == ["failed 0"]
-    assert not engine.consumer.has_failed("r2")
+    assert not engine.consumer.status("r2").has_failed
 
 
 def test_a_lost_store_fails_all_but_those_whose_items_the_worker_has(engine: Engine) -> None:
@@ -163,7 +164,7 @@ def test_a_tensor_of_other_rows_fails_the_request_and_is_given_back(engine: Engi
     other = Pinned(seq=1, pin_id=7, descriptor=descriptor(A, 4))
     assert engine.replies(A, other) == ["r1"]
     assert engine.consumer.take_failed() == {"r1"}
-    assert not engine.consumer.is_pinned(A)
+    assert engine.consumer.item_state(A) is not EngineItemState.PINNED
     engine.consumer.on_finished(request, 0)
     assert set(engine.consumer.counts().values()) == {0}
 

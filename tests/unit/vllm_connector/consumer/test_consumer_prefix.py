@@ -2,6 +2,7 @@
 
 from tests.support.vllm_connector.fake_engine import fake_request, metadata, pinned
 from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> None:
@@ -71,7 +72,7 @@ def test_an_item_that_is_being_computed_is_not_taken_from_under_the_step(engine:
     engine.in_use = {("r1", 0)}
     assert engine.consumer.admit_request(request, 8)
     assert engine.evicted == []
-    assert engine.consumer.is_resident(A)
+    assert engine.consumer.item_state(A) is EngineItemState.RESIDENT
     engine.consumer.on_item_computed("r1", 0)
     assert engine.evicted == [A]
 

@@ -2,6 +2,7 @@
 
 from tests.support.vllm_connector.fake_engine import fake_request, metadata, mm_hash, pinned
 from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 def test_a_request_without_space_waits_unpinned_and_is_woken_when_it_has_both() -> None:
@@ -45,7 +46,7 @@ def test_an_item_larger_than_the_budget_fails_at_once_without_stopping_the_queue
     engine.receives(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
     assert not engine.consumer.admit_request(request, 0)
     assert engine.sender.take_short() == ["declined 1"]
-    assert engine.consumer.has_failed("r1")
+    assert engine.consumer.status("r1").has_failed
     assert engine.pins.take() == []
     assert not engine.consumer.admit_request(fake_request("r2", [(C, 6)]), 0)
     assert engine.pins.take() == [("pin_or_watch", C)]
@@ -63,7 +64,7 @@ def test_a_request_larger_than_the_budget_is_served_item_by_item() -> None:
     assert engine.replies(A, pinned(A, 1)) == ["r1"]
     assert engine.consumer.admit_request(request, 0)  # with its first item
     assert engine.loads(request, A) == [1]
-    assert not engine.consumer.is_pinned(B)
+    assert engine.consumer.item_state(B) is not EngineItemState.PINNED
     assert not engine.consumer.admit_request(request, 8)  # runs no further for now
     engine.consumer.on_item_computed("r1", 0)
     assert engine.pins.take() == [("pin_or_watch", B)]
@@ -190,4 +191,4 @@ def test_an_emptied_cache_wakes_none_that_holds_what_it_needs() -> None:
     engine.consumer.admit_request(request, 0)
     engine.consumer.on_cache_emptied()
     assert engine.receives() == []
-    assert engine.consumer.is_waiting("r1")
+    assert engine.consumer.status("r1").waits

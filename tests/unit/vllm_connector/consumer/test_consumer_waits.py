@@ -5,57 +5,31 @@ from typing import Any
 import pytest
 
 from tests.support.vllm_connector.fake_engine import (
-    INSTANCE,
-    FakeMessageSender,
-    FakePinLink,
     FakeRequest,
     fake_request,
     metadata,
-    mm_hash,
     pinned,
     whole_request,
 )
-from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
+from tests.support.vllm_connector.played_engine import IDLE, A, B
+from tests.support.vllm_connector.played_engine import Engine as PlayedEngine
 from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.local_encode import LocalEncode
-from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.consumer.request_table import LONGEST_WAIT_S
 
-A, B = mm_hash("a"), mm_hash("b")
-IDLE = dict.fromkeys(("requests", "watching", "pinned", "resident", "pending", "preallocated_embeds"), 0)
 REMAINING_S = 1.0  # of every fake request that came from a gateway
 
 
-class Engine:
+class Engine(PlayedEngine):
     """A consumer with a tower, and a clock that the test moves."""
 
     def __init__(self, budget: int = 100) -> None:
-        self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
-        self.now_s = 100.0
-        self.consumer = Consumer(
-            INSTANCE,
-            self.pins,
-            self.sender,
-            make_preallocator("sync", budget),
-            self,
-            self.inbox,
-            encodes_request=LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request,
-            now_ns=lambda: 0,
-            now=lambda: self.now_s,
-        )
-
-    def evict_item(self, mm_hash: str) -> None:
-        """vLLM's encoder cache is not read here."""
-
-    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        return False
+        tower = LocalEncode(lambda modality: {"image_grid_thw"})
+        super().__init__(budget, encodes_request=tower.encodes_request)
 
     def passed(self) -> list[str]:
         return self.consumer.take_overdue()
-
-    def replies(self, identifier: str, reply: Any) -> list[str]:
-        self.inbox.post_event(PinReply(identifier, reply))
-        return self.consumer.drain_inbox()
 
     def end_overdue(self, request: FakeRequest) -> None:
         """What the scheduler does with a request that still waits."""
@@ -173,19 +147,19 @@ def test_whatever_time_a_client_sends_ends_no_engine_and_no_alarm(
 def test_a_request_waits_from_its_refusal_until_it_is_woken() -> None:
     engine = Engine(budget=4)
     request = fake_request("r1", [(A, 4), (B, 4)])
-    assert not engine.consumer.is_waiting("r1")
+    assert not engine.consumer.status("r1").waits
     engine.consumer.admit_request(request, 0)
-    assert engine.consumer.is_waiting("r1")
+    assert engine.consumer.status("r1").waits
     assert engine.replies(A, pinned(A, 1)) == ["r1"]
-    assert not engine.consumer.is_waiting("r1")
+    assert not engine.consumer.status("r1").waits
     assert engine.consumer.admit_request(request, 0)
     engine.consumer.load_item("r1", A)
     engine.consumer.on_item_computed("r1", 0)  # and B gets the space
     engine.consumer.drain_inbox()
     assert not engine.consumer.admit_request(request, 10)
-    assert engine.consumer.is_waiting("r1")
+    assert engine.consumer.status("r1").waits
     assert engine.replies(B, pinned(B, 2)) == ["r1"]
-    assert not engine.consumer.is_waiting("r1")
+    assert not engine.consumer.status("r1").waits
 
 
 def test_a_failed_request_does_not_wait(engine: Engine) -> None:
@@ -195,15 +169,15 @@ def test_a_failed_request_does_not_wait(engine: Engine) -> None:
     engine.consumer.fail_overdue(request)
     engine.consumer.drain_inbox()
     assert not engine.consumer.admit_request(request, 0)
-    assert not engine.consumer.is_waiting("r1")
+    assert not engine.consumer.status("r1").waits
 
 
 # ---- encoded by this instance --------------------------------------------------------------------
 def test_a_local_request_needs_space_and_no_tensor(engine: Engine) -> None:
     request = whole_request("r1", [("vllm's own hash", 4), (B, 4)])
     assert engine.consumer.admit_request(request, 0)
-    assert engine.consumer.is_local("r1")
-    assert engine.consumer.may_encode_item("r1", 1)
+    assert engine.consumer.status("r1").is_local
+    assert engine.consumer.status("r1").may_encode(1)
     assert engine.consumer.counts() == IDLE | {"requests": 1, "preallocated_embeds": 8}
     engine.consumer.load_item("r1", "vllm's own hash")
     assert engine.consumer.take_loads() == []
@@ -219,7 +193,7 @@ def test_a_local_request_without_space_is_woken_when_it_has_some() -> None:
     first, second = whole_request("r1", [(A, 4)]), whole_request("r2", [(B, 3)])
     assert engine.consumer.admit_request(first, 0)
     assert not engine.consumer.admit_request(second, 0)
-    assert not engine.consumer.may_encode_item("r2", 0)
+    assert not engine.consumer.status("r2").may_encode(0)
     engine.consumer.on_item_computed("r1", 0)
     assert engine.consumer.drain_inbox() == ["r2"]
     assert engine.consumer.admit_request(second, 0)
@@ -229,9 +203,9 @@ def test_a_local_request_larger_than_the_budget_goes_item_by_item() -> None:
     engine = Engine(budget=4)
     request = whole_request("r1", [(A, 4), (B, 4)])
     assert engine.consumer.admit_request(request, 0)
-    assert [engine.consumer.may_encode_item("r1", place) for place in (0, 1)] == [True, False]
+    assert [engine.consumer.status("r1").may_encode(place) for place in (0, 1)] == [True, False]
     engine.consumer.on_item_computed("r1", 0)
-    assert engine.consumer.may_encode_item("r1", 1)
+    assert engine.consumer.status("r1").may_encode(1)
 
 
 def test_a_local_request_does_not_change_what_a_remote_one_holds(engine: Engine) -> None:
@@ -240,7 +214,7 @@ def test_a_local_request_does_not_change_what_a_remote_one_holds(engine: Engine)
     engine.replies(A, pinned(A, 1))
     assert engine.consumer.admit_request(local, 0)
     engine.consumer.on_finished(local, 1000)
-    assert engine.consumer.is_pinned(A)
+    assert engine.consumer.item_state(A) is EngineItemState.PINNED
     assert engine.pins.take() == [("pin_or_watch", A)]
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S, Deadlines
+from triptych_vllm_connector.consumer.deadlines import GRACE_S, Deadlines
 from triptych_vllm_connector.links.opening import Alarm
 
 
@@ -48,22 +48,6 @@ def test_a_new_deadline_replaces_the_old_one(deadlines: PlayedDeadlines) -> None
     deadlines.set_until("a", 5.0)
     assert deadlines.take_at(4.0) == []
     assert deadlines.take_at(5.0) == ["a"]
-
-
-def test_a_wait_that_is_renewed_begins_now(deadlines: PlayedDeadlines) -> None:
-    deadlines.set_until("a", 100.0)
-    deadlines.now_s = 5.0
-    deadlines.renew_wait("a")
-    assert deadlines.take_at(5.0 + RENEWED_WAIT_S - 0.1) == []
-    assert deadlines.take_at(5.0 + RENEWED_WAIT_S) == ["a"]
-
-
-def test_a_request_that_has_ended_is_never_overdue(deadlines: PlayedDeadlines) -> None:
-    deadlines.set_until("a", 1.0)
-    deadlines.end_wait("a")
-    deadlines.end_wait("a")
-    assert deadlines.take_at(9.0) == []
-    assert len(deadlines) == 0
 
 
 def test_the_alarm_is_set_for_the_earliest(deadlines: PlayedDeadlines, armed: list[float]) -> None:

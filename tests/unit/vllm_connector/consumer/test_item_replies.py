@@ -11,7 +11,7 @@ from tests.support.vllm_connector.fake_engine import (
     metadata,
     mm_hash,
 )
-from triptych_common.protocol.messages import Decision, EncodeNeeded, ItemAck, Outcome, Preallocation
+from triptych_common.protocol.messages import Decision, ItemAck, Outcome, Preallocation
 from triptych_vllm_connector.consumer.admission import Admission, make_admission
 from triptych_vllm_connector.consumer.item_replies import DeclineReason, ItemReplies
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
@@ -69,12 +69,6 @@ def short(sent: list[tuple[str, object]]) -> list[tuple[str, str, str]]:
 @pytest.fixture
 def replies() -> Replies:
     return Replies()
-
-
-def test_metadata_first(replies: Replies) -> None:
-    assert replies.on_metadata(KEY) == []
-    assert short(replies.grant()) == [("encoder-0", "job-1", "granted")]
-    assert short(replies.ack(Outcome.INJECTED)) == [("encoder-0", "job-1", "injected")]
 
 
 def test_request_first(replies: Replies) -> None:
@@ -185,11 +179,6 @@ def test_requesters_of_other_instances_are_not_ours(replies: Replies) -> None:
     assert len(replies.replies) == 0
 
 
-def test_nothing_is_sent_about_an_item_that_no_encoder_makes(replies: Replies) -> None:
-    assert replies.grant() == []
-    assert replies.ack(Outcome.INJECTED) == []
-
-
 def test_it_is_bounded_and_forgets_the_oldest() -> None:
     replies = Replies(capacity=2)
     for index in range(3):
@@ -237,14 +226,6 @@ VIDEO = mm_hash("d")
 PIECES = piece_hashes(VIDEO, (2, 2, 2))
 
 
-def test_an_item_in_pieces_is_granted_with_the_first_and_acked_with_the_last() -> None:
-    replies = PieceReplies()
-    assert replies.grant(0, 1, 2) == ["granted"]
-    assert replies.ack(0, 1) == []
-    assert replies.ack(2) == ["injected"]
-    assert replies.ack(0, 1, 2, outcome=Outcome.FAILED) == [], "the first outcome counts"
-
-
 def test_an_item_of_which_the_prefix_cache_covers_some_pieces_is_needed() -> None:
     replies = PieceReplies()
     assert replies.skip(0, 1) == []
@@ -266,11 +247,3 @@ def test_a_piece_that_is_needed_again_takes_the_items_ack_back() -> None:
     assert replies.grant(1, 2) == []
     assert replies.ack(2) == []
     assert replies.ack(1) == ["injected"]
-
-
-def test_a_gateway_is_asked_for_the_item_and_not_for_a_piece() -> None:
-    replies = PieceReplies()
-    replies.replies.request_encode(replies.admission, PIECES[1], "absent")
-    ((gateway, needed),) = replies.sender.take()
-    assert isinstance(needed, EncodeNeeded)
-    assert (gateway, needed.mm_hash, needed.item_index) == ("gateway-0", VIDEO, 1)

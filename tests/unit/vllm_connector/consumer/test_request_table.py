@@ -22,29 +22,6 @@ def admission(table: RequestTable) -> Admission:
     return table.open_request(fake_request("r1", [(A, 4), (B, 6), (A, 4)]))
 
 
-def test_an_item_is_done_with_when_its_last_granted_place_is(
-    table: RequestTable, admission: Admission
-) -> None:
-    table.ask_places(admission, {0, 1, 2})
-    table.grant_place(admission, 0)
-    table.grant_place(admission, 2)
-    table.grant_place(admission, 2)
-    assert not table.drop_place(admission, 0)
-    assert not table.drop_place(admission, 1)  # was never granted
-    assert table.drop_place(admission, 2)
-    assert not table.drop_place(admission, 2)
-    assert admission.asked == set()
-
-
-def test_a_lost_item_is_lost_at_all_its_places(table: RequestTable, admission: Admission) -> None:
-    table.ask_places(admission, {0, 1, 2})
-    for index in range(3):
-        table.grant_place(admission, index)
-    table.drop_item(admission, A)
-    assert admission.granted == {1}
-    assert table.drop_place(admission, 1)
-
-
 def test_the_state_follows_the_places(table: RequestTable, admission: Admission) -> None:
     assert admission.state is AdmissionState.NEW
     table.ask_places(admission, {0, 1, 2})
@@ -63,39 +40,3 @@ def test_a_place_that_was_not_asked_for_cannot_be_granted(table: RequestTable, a
     with pytest.raises(IllegalTransitionError):
         table.grant_place(admission, 0)
     assert admission.granted == set()
-
-
-@pytest.mark.parametrize("num_granted", [0, 1, 3])
-def test_a_failed_request_keeps_what_it_holds_and_waits_for_nothing(
-    table: RequestTable, admission: Admission, num_granted: int
-) -> None:
-    table.ask_places(admission, {0, 1, 2})
-    for index in range(num_granted):
-        table.grant_place(admission, index)
-    assert table.mark_failed(admission, "first")
-    assert not table.mark_failed(admission, "second")
-    assert (admission.state, admission.failure) == (AdmissionState.FAILED, "first")
-    assert admission.asked == admission.granted == set(range(num_granted))
-    for index in range(num_granted):
-        table.drop_place(admission, index)
-    assert admission.has_failed
-    assert table.take_failed_ids() == {"r1"}
-    assert table.take_to_wake() == ["r1"]
-
-
-def test_a_request_that_cannot_be_served_has_failed_when_it_is_opened(table: RequestTable) -> None:
-    assert table.open_request(fake_request("r2", [("cat-1", 4)])).has_failed
-    assert table.take_failed_ids() == {"r2"}
-
-
-def test_siblings_are_engine_requests_of_one_request(table: RequestTable) -> None:
-    first, second = (fake_request(f"{n}_r", [(A, 4)], request_id="r") for n in range(2))
-    one, other = table.open_request(first), table.open_request(second)
-    assert table.has_sibling(one)
-    assert table.has_sibling(other)
-    assert table.close_request(first) is one
-    assert not table.has_sibling(other)
-    assert table.has_sibling(table.admission_of_unopened(first))
-    assert table.close_request(first) is None
-    table.close_request(second)
-    assert len(table) == 0

@@ -14,6 +14,7 @@ from triptych_common.domain.media_bounds import DecodingBounds
 from triptych_vllm_connector.decoding import images
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
+from triptych_vllm_connector.seams.replacing import SeamNotFoundError
 
 PROCESSES = DecodeProcesses(DecodingBounds())
 JPEG = saved(Image.new("RGB", (8, 8), (200, 10, 10)), "JPEG")
@@ -36,8 +37,8 @@ def test_other_decoders_are_not_reached() -> None:
 
 
 def test_a_vllm_that_keeps_its_list_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_image, "ALLOWED_IMAGE_FORMATS", None)
-    with pytest.raises(TypeError):
+    monkeypatch.delattr(vllm_image, "ALLOWED_IMAGE_FORMATS")
+    with pytest.raises(SeamNotFoundError, match="ALLOWED_IMAGE_FORMATS"):
         read_image_formats_only(("PNG",), PROCESSES)
 
 

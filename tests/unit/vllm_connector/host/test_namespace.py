@@ -18,17 +18,18 @@ from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host import model_snapshot as snapshot
+from triptych_vllm_connector.host import namespace as snapshot
 from triptych_vllm_connector.host.engine_options import encoder_options, prefill_decode_options
-from triptych_vllm_connector.host.model_snapshot import UnresolvedModelError, snapshot_parts
 from triptych_vllm_connector.host.namespace import (
     ACCESS_FIELDS,
     RESULT_FIELDS,
     SEED_FIELD,
     EngineOptionsError,
+    UnresolvedModelError,
     digest_of_engine,
     digest_of_model,
     parse_engine_options,
+    snapshot_parts,
 )
 
 # Modules of torch and transformers that vLLM imports late warn of their own deprecations.

@@ -48,8 +48,3 @@ def test_a_pin_ends_once_per_rank(pins: StorePins, session: FakeStoreSession) ->
     pins.unpin(7)
     pins.unwatch(A)
     assert [command.kind for command, _ in session.sent] == ["unpin", "unpin", "unwatch"]
-
-
-def test_it_closes_its_session(pins: StorePins, session: FakeStoreSession) -> None:
-    pins.close()
-    assert session.is_closed

@@ -1,5 +1,6 @@
 """Options of the plain connector: few are required, and what two engines must have in common follows."""
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from triptych_vllm_connector.config import StoreConfig
-from triptych_vllm_connector.plain.connector import PlainOptions
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from triptych_vllm_connector.plain.connector import PlainOptions
 
 
 def vllm_config(

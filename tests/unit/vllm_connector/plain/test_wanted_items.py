@@ -78,49 +78,6 @@ def request(name: str, *identifiers: str, rows: int = ROWS) -> Any:
     return SimpleNamespace(request_id=name, mm_features=features)
 
 
-def test_what_the_store_has_is_loaded_and_the_rest_is_encoded() -> None:
-    played = Played("a", "c")
-    assert played.schedule(request("r", "a", "b", "c")) == (True, [True, False, True])
-    loads, needed = played.items.take_step({"r": 12})
-    assert list(loads) == ["a", "c"]
-    assert needed == ("a", "b", "c")
-    assert played.items.take_step({}) == ({}, ())
-
-
-def test_pins_of_loads_are_the_workers() -> None:
-    played, asked = Played("a"), request("r", "a")
-    played.schedule(asked)
-    loads, _ = played.items.take_step({"r": 4})
-    played.items.on_finished(asked)
-    assert played.pins.held == {loads["a"].pin_id}
-
-
-def test_an_item_that_is_allocated_twice_in_one_pass_is_loaded_once() -> None:
-    played, asked = Played("a"), request("r", "a")
-    played.schedule(asked)
-    played.schedule(asked)
-    loads, _ = played.items.take_step({"r": 4})
-    assert played.pins.held == {loads["a"].pin_id}
-
-
-def test_an_item_behind_the_computed_tokens_is_not_asked_for() -> None:
-    played, asked = Played("a", "b", encodes=False), request("r", "a", "b")
-    assert played.items.admit_request(asked, ROWS)
-    assert played.pins.asked == ["b"]
-    assert played.items.admit_request(asked, 2 * ROWS)
-    assert played.items.take_step({"r": 1}) == ({}, ("b",))
-
-
-def test_a_request_that_is_not_scheduled_keeps_its_pin_until_it_ends() -> None:
-    played, asked = Played("a"), request("r", "a")
-    for _ in range(3):
-        played.items.admit_request(asked, 0)
-        assert played.items.has_item("a")
-    assert played.pins.asked == ["a"]
-    played.items.on_finished(asked)
-    assert not played.pins.held
-
-
 def test_a_pin_that_vllm_did_not_need_ends_when_the_item_is_computed() -> None:
     """Metadata alone: the item is pinned first, and then vLLM's encoder cache has it."""
     played = Played("a", encodes=False)
@@ -141,26 +98,6 @@ def test_the_store_is_not_asked_at_each_step() -> None:
     assert played.schedule(asked) == (True, [True])
 
 
-def test_a_request_without_media_waits_for_its_items() -> None:
-    played, asked = Played(encodes=False), request("r", "a")
-    assert played.schedule(asked) == (False, [])
-    played.now += TIMEOUT_S / 2
-    played.pins.present.add("a")
-    assert played.schedule(asked) == (True, [True])
-    assert played.items.take_unavailable() == set()
-
-
-def test_a_request_without_media_fails_when_an_item_does_not_come() -> None:
-    played, asked = Played("a", encodes=False), request("r", "a", "b")
-    assert played.schedule(asked) == (False, [])
-    played.now += TIMEOUT_S
-    assert played.schedule(asked) == (False, [])
-    assert played.items.take_unavailable() == {"r"}
-    assert played.items.take_unavailable() == set()
-    played.items.on_finished(asked)
-    assert not played.pins.held
-
-
 def test_each_wait_has_its_own_time() -> None:
     played, asked = Played(encodes=False), request("r", "a", "b")
     played.schedule(asked)
@@ -171,12 +108,6 @@ def test_each_wait_has_its_own_time() -> None:
     played.now += TIMEOUT_S
     assert played.schedule(asked) == (False, [])
     assert played.items.take_unavailable() == set()
-
-
-def test_a_store_that_is_away_is_one_that_has_nothing() -> None:
-    played = Played("a")
-    played.pins.is_away = True
-    assert played.schedule(request("r", "a")) == (True, [False])
 
 
 def test_a_pin_of_an_earlier_store_is_asked_for_again() -> None:

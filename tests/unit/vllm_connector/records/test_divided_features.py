@@ -57,7 +57,8 @@ def processor() -> Iterator[Any]:
         return SimpleNamespace(mm_features=features, sampling_params=SimpleNamespace(extra_args=extra_args))
 
     with ThreadPoolExecutor(1) as pool:
-        made = SimpleNamespace(process_inputs=process_inputs, renderer=SimpleNamespace(_executor=pool))
+        renderer = SimpleNamespace(_executor=pool)
+        made = SimpleNamespace(process_inputs=process_inputs, process_inputs_async=None, renderer=renderer)
         _divide_items_of(made)
         yield made
 

@@ -1,28 +1,31 @@
 """Which fields of vLLM's models an engine without an encoder is given."""
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+import functools
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
 import pytest
-import vllm
 
+from tests.support.vllm_seams.source import SourceUnavailableError, source_of
 from triptych_vllm_connector.records.item_fields import ENCODER_FIELDS, is_for_language_model
+from triptych_vllm_connector.versions import SUPPORTED_VLLM
 
-MODELS = Path(vllm.__file__).parent / "model_executor" / "models"
 NAMES = frozenset().union(*ENCODER_FIELDS.values())
 CONFIG = "MultiModalFieldConfig"
 # Read by the positions of one model, where vLLM keeps it off the GPU, and by the encoder alone in another.
 READ_WHERE_ON_CPU = {"feature_attention_mask"}
 
 
-def trees() -> dict[str, ast.Module]:
-    files = {file.stem: file.read_text() for file in sorted(MODELS.glob("*.py"))}
+@functools.cache
+def trees(release: str) -> Mapping[str, ast.Module]:
+    """Modules of the release's models with fields of items, or with positions."""
+    try:
+        models = source_of(release) / "model_executor" / "models"
+    except SourceUnavailableError as error:
+        pytest.skip(str(error))
+    files = {file.stem: file.read_text() for file in sorted(models.glob("*.py"))}
     return {name: ast.parse(text) for name, text in files.items() if CONFIG in text or "mrope" in text}
-
-
-TREES = trees()
 
 
 def declared_fields(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -47,10 +50,11 @@ def declared_fields(tree: ast.Module) -> Iterator[tuple[str, bool]]:
                 yield name, any(each.arg == "keep_on_cpu" for each in value.keywords)
 
 
-def test_every_field_of_every_model_is_kept_on_the_cpu_or_named() -> None:
+@pytest.mark.parametrize("release", SUPPORTED_VLLM)
+def test_every_field_of_every_model_is_kept_on_the_cpu_or_named(release: str) -> None:
     unnamed = {
         name
-        for tree in TREES.values()
+        for tree in trees(release).values()
         for name, is_on_cpu in declared_fields(tree)
         if not is_on_cpu and name not in NAMES
     }
@@ -58,10 +62,11 @@ def test_every_field_of_every_model_is_kept_on_the_cpu_or_named() -> None:
     assert unnamed == {"audio_feature_lengths", "tgt_sizes", "video_tgt_sizes"}
 
 
-def test_no_named_field_is_read_by_any_models_positions() -> None:
+@pytest.mark.parametrize("release", SUPPORTED_VLLM)
+def test_no_named_field_is_read_by_any_models_positions(release: str) -> None:
     read = {
         node.value
-        for tree in TREES.values()
+        for tree in trees(release).values()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
         and any(part in function.name for part in ("mrope", "xdrope", "iter_mm_"))

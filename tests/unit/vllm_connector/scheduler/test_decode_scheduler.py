@@ -9,6 +9,8 @@ import pytest
 from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
     from triptych_vllm_connector.scheduler.decode_scheduler import DecodeMixin
 
 TOKENS = [1, 2, 3]
@@ -27,7 +29,8 @@ class Added:
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = [
-            SimpleNamespace(request_id=each, finish_reason="error", stop_reason=None) for each in self.refused
+            EngineCoreOutput(each, new_token_ids=[], finish_reason=FinishReason.ERROR)
+            for each in self.refused
         ]
         return {0: SimpleNamespace(outputs=outputs)}
 

@@ -81,24 +81,6 @@ def load_in_flight(engine: Engine, in_flight: LoadsInFlight) -> Any:
     return request
 
 
-def test_blocks_of_a_request_that_was_aborted_meanwhile_are_not_found_again(engine: Engine) -> None:
-    in_flight = LoadsInFlight()
-    request = load_in_flight(engine, in_flight)
-    scheduler = FakeScheduler({"r1": [1, 2, 3], "r2": [7, 1, 8, 9], "r3": [4, 5]})
-    scheduler.block_pool.blocks[2].block_hash = None  # half full: no request can find it
-    in_flight.note_departure(request, scheduler)
-    scheduler.free("r1")
-    engine.finish(request)
-    scheduler.block_pool.blocks[3].block_hash = "another's"  # used anew: right again
-    output = output_of("r1", "r2", "r3")
-
-    undo_failed_loads(frozenset({A}), engine.consumer, in_flight, scheduler, output)
-
-    assert scheduler.evicted == {1, 8, 9}  # with what r2 computed from it
-    assert output.sampled_token_ids == [[], [], [12]]
-    assert engine.consumer.counts() == IDLE
-
-
 def test_a_request_that_was_preempted_meanwhile_fails_too(engine: Engine) -> None:
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)

@@ -22,10 +22,6 @@ def test_an_item_is_covered_when_none_of_it_is_left(num_computed_tokens: int, is
     assert covers_items([feature(4, 10)], num_computed_tokens, 20) is is_covered
 
 
-def test_text_is_computed_wherever_it_is_missing() -> None:
-    assert covers_items([], 0, 20)
-
-
 def test_every_item_counts() -> None:
     assert not covers_items([feature(0, 4), feature(10, 4)], 4, 20)
     assert covers_items([feature(0, 4), feature(10, 4)], 14, 20)

@@ -1,11 +1,15 @@
 """An engine that prefills says when the lease of a KV cache ends, and which prompt it is of."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from triptych_vllm_connector.scheduler.kv_owner import PROMPT, describe_kv_caches, is_of_prompt
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    import vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector  # noqa: F401 -- as kv_owner does later
 
 ENDS = {"kept": 123.5}
 TOKENS = [5, 7, 70_000]

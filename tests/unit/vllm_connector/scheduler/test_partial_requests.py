@@ -7,38 +7,9 @@ from hypothesis import strategies as st
 
 from triptych_vllm_connector.scheduler.partial_requests import PartialRequests, newest
 
-MANY = 1000
-
 
 def with_room(max_blocks: int, max_seats: int, incomplete: set[str]) -> PartialRequests:
     return PartialRequests(max_blocks, max_seats, incomplete.__contains__)
-
-
-def test_they_share_blocks_and_seats() -> None:
-    incomplete = {"a", "b", "c"}
-    partial = with_room(10, 2, incomplete)
-    assert partial.may_begin(6, MANY)
-    partial.begin("a", 6)
-    assert not partial.may_begin(5, MANY)
-    assert partial.may_begin(4, MANY)
-    partial.begin("b", 4)
-    assert not partial.may_begin(0, MANY)  # no seat
-    incomplete.remove("b")
-    assert partial.may_begin(4, MANY)  # who misses nothing is like all others
-    assert "b" in partial
-    assert partial.end("b")
-    assert not partial.end("b")
-    assert partial.ids() == ["a"]
-
-
-def test_a_single_one_may_be_larger_than_the_share_if_it_fits() -> None:
-    partial = with_room(10, 2, {"a"})
-    assert partial.may_begin(50, 50)
-    assert not partial.may_begin(51, 50)
-
-
-def test_without_a_seat_none_begins() -> None:
-    assert not with_room(10, 0, set()).may_begin(1, MANY)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40))), st.integers(0, 30), st.integers(0, 4))

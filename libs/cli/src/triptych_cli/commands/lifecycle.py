@@ -15,6 +15,7 @@ from triptych_cli.options import SystemOptions
 from triptych_cli.roles import is_named
 from triptych_cli.settings import LOOPBACK, CliSettings
 from triptych_cli.supervisor import daemon
+from triptych_cli.supervisor.autoscaler import ScalingRules
 from triptych_cli.supervisor.launch import prepare
 from triptych_cli.supervisor.rotating_log import RotatingLog, older_log
 from triptych_cli.supervisor.state import HostStatus, SystemStatus
@@ -69,10 +70,11 @@ def joined(options: SystemOptions, join: str) -> SystemOptions:
         target = join_target(join)
     except JoinError as error:
         raise LaunchError(str(error)) from None
-    key_file = options.fabric_key_file
+    key_file = options.hosts.fabric_key_file
     if key_file is None and target.folder is not None and (target.folder / KEY_FILE_NAME).exists():
         key_file = str(target.folder / KEY_FILE_NAME)
-    return replace(options, redis_url=target.redis_url, fabric_key_file=key_file)
+    hosts = replace(options.hosts, fabric_key_file=key_file)
+    return replace(options, redis_url=target.redis_url, hosts=hosts)
 
 
 def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLayout) -> int:
@@ -196,4 +198,5 @@ def supervise(options: SystemOptions, progress_fd: int) -> int:
     except LaunchError as error:
         pipe.send(daemon.StartReport(kind="failed", message=str(error)))
         return 1
-    return asyncio.run(daemon.supervise(launch, pipe))
+    rules = ScalingRules(settings.scale_target_s, settings.scale_cooldown_s)
+    return asyncio.run(daemon.supervise(launch, pipe, rules))

@@ -17,14 +17,14 @@ from triptych_cli.commands.hosts.host_report import (
     links_of,
     links_table,
 )
-from triptych_cli.commands.tables.compute_table import compute_table
-from triptych_cli.commands.tables.instance_table import (
+from triptych_cli.commands.status_tables import (
     can_serve,
+    compute_table,
     instance_table,
+    pairs_table,
     read_records,
+    shortfalls,
 )
-from triptych_cli.commands.tables.shortfalls import shortfalls
-from triptych_cli.commands.tables.transport_table import pairs_table
 from triptych_cli.console import fail, out, plain_table
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.control import answers_ping
@@ -146,7 +146,7 @@ def show_shortfalls(model: str, records: Sequence[InstanceRecord] | None) -> Non
 
 
 def _is_ready(current: SystemStatus) -> bool:
-    return all(service.state is ServiceState.READY for service in current.services)
+    return all(each.state is ServiceState.READY or each.stands_by for each in current.services)
 
 
 def _show_services(current: SystemStatus) -> None:

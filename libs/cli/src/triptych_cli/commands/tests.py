@@ -1,10 +1,10 @@
 """`test`: runs pytest over the layers of tests/.
 
 Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Several files
-run at a time of the layers without engines, which come first, and of the chaos layer, which comes last: many
-of them wait for most of their time. A failure is shown when it happens; the end shows where the time went and
-what was skipped. Each test has a limit (`timeout` in pyproject.toml), and a run ends when nothing has moved
-for longer than that (`tests/support/janitor.py`): a slow machine meets neither.
+run at a time of the layers without engines, which come first, and several tests of the chaos layer, which
+comes last: many of them wait for most of their time. A failure is shown when it happens; the end shows where
+the time went and what was skipped. Each test has a limit (`timeout` in pyproject.toml), and a run ends when
+nothing has moved for longer than that (`tests/support/janitor.py`): a slow machine meets neither.
 """
 
 import subprocess
@@ -37,6 +37,7 @@ LONG = "--long"
 FIRST = ("property", "integration", "unit", "contract")  # small files last: workers end together
 LAST = ("chaos",)
 FOUR_FILES_AT_A_TIME = ["-n4", "--dist=loadfile", "--no-loadscope-reorder"]
+FOUR_TESTS_AT_A_TIME = ["-n4", "--dist=worksteal"]  # of large files, whose system starts in seconds
 SHOW_AT_ONCE = ["--instafail", "--tb=short"]
 NOTHING_RAN = 5  # pytest's exit code
 NUM_SLOWEST = 10
@@ -95,7 +96,7 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
     runs: tuple[tuple[Sequence[str], list[str]], ...] = (
         (FIRST, FOUR_FILES_AT_A_TIME),
         (rest, []),
-        (LAST, FOUR_FILES_AT_A_TIME),
+        (LAST, FOUR_TESTS_AT_A_TIME),
     )
     with tempfile.TemporaryDirectory(prefix="triptych-test-") as folder:
         for names, parallel in runs:

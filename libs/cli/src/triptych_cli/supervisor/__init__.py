@@ -9,6 +9,7 @@ process      one child process with its session and its shared memory
 rotating_log its log: a pipe, and files that are rotated while it runs
 state        the states of a service, and the state file
 daemon       the process that `up` leaves behind: its progress pipe, and how `down` ends it
+autoscaler   starts and stops instances by the gateways' gauges
 control      restart requests to the daemon, over a Unix socket
 
 Why not a library. supervisord is a daemon with a configuration file; it orders starts by priority but waits

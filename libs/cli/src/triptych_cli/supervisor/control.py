@@ -8,28 +8,30 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from triptych_cli.roles import Bounds
 from triptych_cli.supervisor.service import RestartFailedError
-from triptych_cli.supervisor.supervisor import Supervisor
+from triptych_cli.supervisor.supervisor import ScalingFailedError, Supervisor
 
 REQUEST_TIMEOUT_S = 5.0
 
 
 class ServicesRequest(BaseModel):
-    command: Literal["restart", "stop", "ping"]
-    services: tuple[str, ...] = ()  # names of instances
+    command: Literal["restart", "stop", "scale", "ping"]
+    services: tuple[str, ...] = ()  # names of instances; to scale: of the stage
+    bounds: tuple[int, int] | None = None  # fewest and most of the stage
 
 
 class ServicesReport(BaseModel):
-    """`restarting` or `stopping` before each service; `done` or `failed` at the end."""
+    """`restarting`, `starting` or `stopping` before each service; `done` or `failed` at the end."""
 
-    kind: Literal["restarting", "stopping", "done", "failed"]
+    kind: Literal["restarting", "starting", "stopping", "done", "failed"]
     service: str = ""
     message: str = ""
 
@@ -37,11 +39,10 @@ class ServicesReport(BaseModel):
 @asynccontextmanager
 async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
     """Serve requests during the block, one at a time."""
-    busy = asyncio.Lock()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _carry_out(supervisor, busy, reader, writer)
+            await _carry_out(supervisor, reader, writer)
         except (OSError, TimeoutError, ValidationError):
             return  # disconnected, or sent no request within the limit
         finally:
@@ -55,7 +56,7 @@ async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[
 
 
 async def _carry_out(
-    supervisor: Supervisor, busy: asyncio.Lock, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    supervisor: Supervisor, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     async def report(report: ServicesReport) -> None:
         writer.write(report.model_dump_json().encode() + b"\n")
@@ -66,24 +67,36 @@ async def _carry_out(
     if request.command == "ping":
         await report(ServicesReport(kind="done"))
         return
-    if busy.locked():
-        await report(ServicesReport(kind="failed", message="services are being restarted or stopped already"))
+    if supervisor.commands.locked():
+        message = "services are being restarted, stopped or scaled already"
+        await report(ServicesReport(kind="failed", message=message))
         return
-    kind: Literal["restarting", "stopping"] = "restarting"
-    work = supervisor.restart_services
-    if request.command == "stop":
-        kind, work = "stopping", supervisor.stop_services
-    async with busy:
+    async with supervisor.commands:
         try:
-            async with contextlib.aclosing(work(request.services)) as names:
-                async for name in names:
+            async with contextlib.aclosing(_steps(supervisor, request)) as steps:
+                async for step in steps:
                     if reader.at_eof():
                         return
-                    await report(ServicesReport(kind=kind, service=name))
-        except RestartFailedError as error:
+                    await report(step)
+        except (RestartFailedError, ScalingFailedError) as error:
             await report(ServicesReport(kind="failed", message=str(error)))
         else:
             await report(ServicesReport(kind="done"))
+
+
+async def _steps(supervisor: Supervisor, request: ServicesRequest) -> AsyncGenerator[ServicesReport, None]:
+    """Carry out the request; yields a report before each step."""
+    match request.command:
+        case "scale":
+            bounds = Bounds(*(request.bounds or (0, 0)))
+            async for name, starts in supervisor.scale_stage(request.services[0], bounds):
+                yield ServicesReport(kind="starting" if starts else "stopping", service=name)
+        case "stop":
+            async for name in supervisor.stop_services(request.services):
+                yield ServicesReport(kind="stopping", service=name)
+        case _:
+            async for name in supervisor.restart_services(request.services):
+                yield ServicesReport(kind="restarting", service=name)
 
 
 def answers_ping(path: Path) -> bool:
@@ -99,7 +112,10 @@ def answers_ping(path: Path) -> bool:
 
 
 def request_services(
-    path: Path, command: Literal["restart", "stop"], services: tuple[str, ...]
+    path: Path,
+    command: Literal["restart", "stop", "scale"],
+    services: tuple[str, ...],
+    bounds: Bounds | None = None,
 ) -> Iterator[ServicesReport]:
     """Reports of the supervisor at `path`, until the request is done.
 
@@ -108,7 +124,7 @@ def request_services(
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.fspath(path))
-        request = ServicesRequest(command=command, services=services)
+        request = ServicesRequest(command=command, services=services, bounds=bounds)
         connection.sendall(request.model_dump_json().encode() + b"\n")
         with connection.makefile("rb") as lines:
             for line in lines:

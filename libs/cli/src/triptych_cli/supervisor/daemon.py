@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from triptych_cli.settings import caller_environment
+from triptych_cli.supervisor.autoscaler import Autoscaler, ScalingRules
 from triptych_cli.supervisor.control import serving_requests
 from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import is_same_session, session_members
@@ -66,7 +67,7 @@ class StartReportPipe:
             self._descriptor = None
 
 
-async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
+async def supervise(launch: Launch, pipe: StartReportPipe, rules: ScalingRules) -> int:
     """Run the system until SIGTERM or SIGINT; returns the exit code."""
     layout = launch.layout
 
@@ -83,7 +84,7 @@ async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
                     pipe.send(StartReport(kind="ready", status=supervisor.status()))
                     pipe.close()
                     async with serving_requests(supervisor, layout.control_socket):
-                        await asyncio.Event().wait()  # a signal ends it
+                        await Autoscaler(supervisor, rules).run()  # a signal ends it
     except StartFailedError as error:
         pipe.send(StartReport(kind="failed", message=str(error), log_file=str(error.log_file)))
         return 1

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import caller_environment
 from triptych_cli.supervisor.supervisor import OnChange, Supervisor
-from triptych_cli.system.host_plan import HostPlan, HostPorts
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import free_ports, redis_server, resolve
-from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.resolved_options import HostPlan, HostPorts, ResolvedOptions
 from triptych_cli.system.shared_secrets import (
     URL_FILE_NAME,
     ensure_key,

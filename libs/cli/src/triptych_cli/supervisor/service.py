@@ -12,7 +12,7 @@ import psutil
 from triptych_cli.supervisor.process import ChildProcess
 from triptych_cli.supervisor.readiness import Probe, probe_for
 from triptych_cli.supervisor.rotating_log import RotatingLog
-from triptych_cli.supervisor.state import ALLOWED, RUNNING, LastEnd, ServiceState, ServiceStatus
+from triptych_cli.supervisor.state import ALLOWED, RUNNING, STANDS_BY, LastEnd, ServiceState, ServiceStatus
 from triptych_cli.system.topology import RedisAnswers, ServiceSpec, StoreAnswers
 from triptych_common.domain.transitions import check_transition
 from triptych_common.runtime.liveness import CHECK_INTERVAL_S, HangCount, StartLimit, activity_of
@@ -64,13 +64,18 @@ class Service:
         log_output: RotatingLog,
         on_change: Callable[[], None],
         backoff: Backoff | None = None,
+        start_turns: Sequence[asyncio.Lock] = (),
+        stands_by: bool = False,
     ) -> None:
+        """Store the parts; `start_turns` are held from a process' start until it is ready, or has ended."""
         self.spec = spec
         self.ready = asyncio.Event()  # set at the first readiness, never cleared
         self.start_failure: StartFailedError | None = None
         self._env, self._cwd, self._log_output = env, cwd, log_output
         self._on_change = on_change
         self._backoff = backoff or Backoff()
+        self._start_turns = start_turns
+        self.start_s = 0.0  # seconds from its process' start to readiness, the last time
         self._stopping = asyncio.Event()
         self._kills_at_once = False  # a process that starts from now on is killed at once
         self._at_rest = asyncio.Event()  # `keep_running` does not run: no process is left, none starts
@@ -80,12 +85,14 @@ class Service:
         self._restarts_child = False  # the next end of the child is a restart, without delay
         self.status = ServiceStatus(
             name=spec.name,
-            state=ServiceState.WAITING,
+            state=ServiceState.STOPPED if stands_by else ServiceState.WAITING,
+            detail=STANDS_BY if stands_by else "",
             since=time.time(),
             log_file=str(log_output.file),
             is_registered=not isinstance(spec.ready, RedisAnswers | StoreAnswers),
             metrics_port=spec.metrics_port,
             metrics_host=spec.metrics_host,
+            stage=spec.stage,
         )
 
     async def keep_running(self, dependencies: Sequence["Service"]) -> None:
@@ -152,8 +159,11 @@ class Service:
         else:
             self._restarted.set_result(None)
 
-    async def stop(self) -> None:
-        """Send SIGTERM, then SIGKILL to the whole session, in limited time; `keep_running` has ended then."""
+    async def stop(self, detail: str = "") -> None:
+        """Send SIGTERM, then SIGKILL to the whole session, in limited time; `keep_running` has ended then.
+
+        `detail` is shown for the stopped service.
+        """
         self._stopping.set()
         if self._child is not None:
             # A service that is not ready has nothing to finish; an engine that loads ignores SIGTERM.
@@ -162,7 +172,7 @@ class Service:
             await self._child.stop_session(FAILED_STOP_TIMEOUT_S if is_starting else self.spec.stop_timeout_s)
         await self._at_rest.wait()  # a child that is starting just now is ended by `_run_once`
         self._child = None
-        self._move_to(ServiceState.STOPPED, self.status.detail)
+        self._move_to(ServiceState.STOPPED, detail or self.status.detail)
 
     def kill_now(self) -> None:
         """Kill the session; a waiting `stop` ends at once."""
@@ -173,6 +183,25 @@ class Service:
 
     async def _run_once(self) -> tuple[str, float]:
         """Run one process to its end; returns the reason, and the seconds for which it was ready."""
+        async with contextlib.AsyncExitStack() as turn:
+            for each in self._start_turns:
+                await self._take_turn(each, turn)
+            return await self._run_in_turn(turn)
+
+    async def _take_turn(self, start_turn: asyncio.Lock, turn: contextlib.AsyncExitStack) -> None:
+        """Wait for the turn, which `turn` ends, or for `stop`."""
+        async with asyncio.TaskGroup() as group:
+            taking, stopping = (
+                group.create_task(start_turn.acquire()),
+                group.create_task(self._stopping.wait()),
+            )
+            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            taking.cancel()
+        if not taking.cancelled():
+            turn.callback(start_turn.release)
+
+    async def _run_in_turn(self, turn: contextlib.AsyncExitStack) -> tuple[str, float]:
         async with probe_for(self.spec.ready) as probe:
             if self._stopping.is_set():
                 return "", 0.0
@@ -187,13 +216,16 @@ class Service:
                 await child.stop_session(0.0 if self._kills_at_once else self.spec.stop_timeout_s)
                 return "", 0.0
             self._move_to(ServiceState.STARTING)
+            started_at = time.monotonic()
             failure = await self._until_ready(child, probe)
             ready_at = time.monotonic()
             if not failure and not self._stopping.is_set():
+                self.start_s = ready_at - started_at
                 child.record_shared_memory()
                 self._move_to(ServiceState.READY)
                 log.info("service ready", name=self.spec.name, pid=child.pid)
                 self.ready.set()
+                await turn.aclose()
                 self._settle_restart()
                 failure = await self._until_ended(child, probe)
         ready_s = time.monotonic() - ready_at

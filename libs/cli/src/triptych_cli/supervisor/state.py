@@ -59,6 +59,7 @@ ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
 }
 
 
+STANDS_BY = "stands by"  # detail of a service that is started when there is work for it
 RUNNING = frozenset({ServiceState.READY, ServiceState.UNRESPONSIVE})
 
 
@@ -86,6 +87,12 @@ class ServiceStatus(BaseModel):
     is_registered: bool = False  # once ready it has a record in the registry, under its name
     metrics_port: int | None = None  # None: none are answered
     metrics_host: str = "127.0.0.1"
+    stage: str = ""  # of an engine, by which it is scaled; empty: no engine
+
+    @property
+    def stands_by(self) -> bool:
+        """True if it is stopped until there is work for it."""
+        return self.state is ServiceState.STOPPED and self.detail == STANDS_BY
 
 
 class HostStatus(BaseModel):

@@ -7,24 +7,49 @@ import shutil
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_cli.roles import Bounds
 from triptych_cli.supervisor.process import end_sessions, is_same_session
 from triptych_cli.supervisor.rotating_log import RotatingLog, shift_logs
 from triptych_cli.supervisor.service import Service
-from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
+from triptych_cli.supervisor.state import (
+    RUNNING,
+    STANDS_BY,
+    HostStatus,
+    ServiceState,
+    SystemStatus,
+    read_status,
+)
 from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, SUPERVISOR, RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
-from triptych_cli.system.topology import Topology
+from triptych_cli.system.topology import HttpReady, ServiceSpec, Topology
+from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import ensure_run_dir
 
 LEFTOVERS_GRACE_S = 20.0
+ENDED = frozenset({ServiceState.STOPPING, ServiceState.STOPPED})
 
 OnChange = Callable[[SystemStatus], None]
 
 
 class AlreadyRunningError(Exception):
     """Another supervisor holds the run directory."""
+
+
+class ScalingFailedError(Exception):
+    """A stage does not have the number of instances that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """Instances of one stage."""
+
+    num_present: int  # that run or start
+    num_ready: int
+    start_s: float  # seconds that the start of one took, at most; 0: none was started
+    has_failed_start: bool
 
 
 class Supervisor:
@@ -44,16 +69,25 @@ class Supervisor:
         self._on_change = on_change
         self._changed = asyncio.Event()
         self.is_stopping = False
+        self._env, self._cwd = env, cwd
+        self._bounds = dict(topology.bounds)
+        self._group: asyncio.TaskGroup | None = None  # while it runs
+        self.commands = asyncio.Lock()  # held while a command of the user restarts, stops or scales services
+        self._gpu_turns: dict[str, asyncio.Lock] = {}
         self._services = {
-            spec.name: Service(
-                spec,
-                env={**spec.env_defaults, **env, **spec.env},
-                cwd=cwd,
-                log_output=RotatingLog(layout.log_file(spec.name), layout.log_max_bytes),
-                on_change=self._report,
-            )
-            for spec in topology.services
+            spec.name: self._service(spec, stands_by=spec.stands_by) for spec in topology.services
         }
+
+    def _service(self, spec: ServiceSpec, *, stands_by: bool = False) -> Service:
+        return Service(
+            spec,
+            env={**spec.env_defaults, **self._env, **spec.env},
+            cwd=self._cwd,
+            log_output=RotatingLog(self._layout.log_file(spec.name), self._layout.log_max_bytes),
+            on_change=self._report,
+            start_turns=[self._gpu_turns.setdefault(gpu, asyncio.Lock()) for gpu in sorted(spec.gpus)],
+            stands_by=stands_by,
+        )
 
     @property
     def endpoint(self) -> str:
@@ -81,10 +115,10 @@ class Supervisor:
         """
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
+            self._group = group
             for service in self._services.values():
-                awaited = service.spec.after | service.spec.starts_after
-                dependencies = [self._services[name] for name in sorted(awaited)]
-                group.create_task(service.keep_running(dependencies))
+                if not service.spec.stands_by:
+                    self._keep_running(service, group)
             # Inside the group: `stop` ends the tasks; none is cancelled between fork and record.
             try:
                 await self._wait_until_ready()
@@ -96,6 +130,94 @@ class Supervisor:
         if failure is not None:
             raise failure
 
+    def _keep_running(self, service: Service, group: asyncio.TaskGroup) -> None:
+        awaited = (self._services[name] for name in sorted(service.spec.after | service.spec.starts_after))
+        dependencies = [each for each in awaited if each.status.state is not ServiceState.STOPPED]
+        group.create_task(service.keep_running(dependencies))
+
+    # ---- stages ------------------------------------------------------------------------------------
+    def bounds_of(self, stage: str) -> Bounds:
+        """Return the bounds of a stage; none of it is planned: 0."""
+        return self._bounds.get(stage, Bounds(0, 0))
+
+    def gateway_metrics_urls(self) -> list[str]:
+        """Return the URLs of the metrics of all gateways here."""
+        return [
+            f"{base_url(spec.metrics_host, spec.metrics_port)}/metrics"
+            for spec in self._topology.services
+            if isinstance(spec.ready, HttpReady) and spec.metrics_port is not None and not spec.stage
+        ]
+
+    def stage_state(self, stage: str) -> StageState:
+        """Return the present state of a stage."""
+        services = self._stage(stage)
+        present = [each for each in services if each.status.state not in ENDED]
+        ready = [each for each in present if each.status.state in RUNNING]
+        return StageState(
+            num_present=len(present),
+            num_ready=len(ready),
+            start_s=max((each.start_s for each in services), default=0.0),
+            has_failed_start=any(each.start_failure is not None for each in services),
+        )
+
+    def scale_to(self, stage: str, number: int) -> list[tuple[Service, bool]]:
+        """Start or stop instances of a stage, and return those changed, with whether each starts.
+
+        Returns at once; the last ones by number end, after what they have in hand.
+        """
+        services, group = self._stage(stage), self._group
+        if group is None or self.is_stopping:
+            return []
+        present = [each for each in services if each.status.state not in ENDED]
+        stopped = [each for each in services if each.status.state is ServiceState.STOPPED]
+        changed: list[tuple[Service, bool]] = []
+        for before in stopped[: max(0, number - len(present))]:
+            service = self._services[before.spec.name] = self._service(before.spec)
+            self._keep_running(service, group)
+            changed.append((service, True))
+        for service in present[number:]:
+            group.create_task(service.stop(STANDS_BY))
+            changed.append((service, False))
+        if changed:
+            self._report()
+        return changed
+
+    async def scale_stage(self, stage: str, bounds: Bounds) -> AsyncGenerator[tuple[str, bool], None]:
+        """Set the bounds of a stage, start or stop instances to keep to them, and wait for these.
+
+        Yields:
+            The name of each instance that is started or stopped, with whether it starts.
+
+        Raises:
+            ScalingFailedError: no such stage is planned, fewer are planned, or one did not start.
+        """
+        planned = len(self._stage(stage))
+        if bounds.high > planned:
+            option = stage.replace("_", "-")
+            raise ScalingFailedError(
+                f"{planned} of {stage} are planned: start the system with --{option}s {bounds.low}.."
+                f"{max(bounds.high, 1)}"
+            )
+        self._bounds[stage] = bounds
+        changed = self.scale_to(stage, bounds.clamp(self.stage_state(stage).num_present))
+        for service, starts in changed:
+            yield service.spec.name, starts
+        for service, starts in changed:
+            await self._wait_changed(service, starts=starts)
+
+    async def _wait_changed(self, service: Service, *, starts: bool) -> None:
+        while not (service.ready.is_set() if starts else service.status.state is ServiceState.STOPPED):
+            if service.start_failure is not None:
+                raise ScalingFailedError(f"{service.start_failure}: {service.start_failure.log_file}")
+            if starts and service.status.state is ServiceState.STOPPED:
+                raise ScalingFailedError(f"{service.spec.name} was stopped")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _stage(self, stage: str) -> list[Service]:
+        return [each for each in self._services.values() if each.spec.stage == stage]
+
+    # ---- commands ----------------------------------------------------------------------------------
     async def restart_services(self, names: Collection[str]) -> AsyncGenerator[str, None]:
         """Restart services one after the other, dependencies first, each when the one before is ready.
 
@@ -130,7 +252,8 @@ class Supervisor:
             service.kill_now()
 
     async def _wait_until_ready(self) -> None:
-        while not all(service.ready.is_set() for service in self._services.values()):
+        first = [each for each in self._services.values() if not each.spec.stands_by]
+        while not all(service.ready.is_set() for service in first):
             for service in self._services.values():
                 if service.start_failure is not None:
                     raise service.start_failure

@@ -4,14 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from triptych_cli.roles import HANDING_OVER, instance_name
+from triptych_cli.roles import HANDING_OVER, TAKING_TENSORS, instance_name, stage_of
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_common.cores.gpu_plan import GpuPlace, plan_gpus
 from triptych_common.cores.plan import plan_cores
+from triptych_common.domain.engine_args import option_value
 from triptych_common.protocol.messages import Role
 
-ENGINE_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1"}
+ENGINE_ENV: Mapping[str, str] = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # as the hosts set it themselves (`host.process_start`)
+}
 CPU_ENGINE_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -36,7 +40,9 @@ class Engine:
     arguments: tuple[str, ...]
     env: dict[str, str]
     env_defaults: dict[str, str] = field(default_factory=dict)  # the caller's values win
-    gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
+    gpus: tuple[str, ...] = ()  # on which it runs; empty: CPU
+    stage: str = "encoder"
+    number: int = 0  # among those of its stage
 
 
 def engine_hosts(
@@ -56,7 +62,13 @@ def engine_hosts(
     }
     counts = options.counts
     engines = [
-        Engine("encoder", instance_name("encoder", number, options.host_name), options.encoder_args, env)
+        Engine(
+            "encoder",
+            instance_name("encoder", number, options.host_name),
+            options.encoder_args,
+            env,
+            number=number,
+        )
         for number in range(counts.encoders)
     ]
     free_kv_ports = iter(kv_ports)
@@ -67,7 +79,8 @@ def engine_hosts(
             own["TRIPTYCH_KV_PORT"] = str(next(free_kv_ports))
         own |= _tower(role, options)
         name = instance_name(role, number, options.host_name)
-        engines.append(Engine("prefill_decode", name, options.prefill_decode_args, {**env, **own}))
+        arguments, stage = options.prefill_decode_args, stage_of(role)
+        engines.append(Engine("prefill_decode", name, arguments, {**env, **own}, stage=stage, number=number))
     if options.gpus:
         return _placed_on_gpus(engines, options)
     owned = plan_cores(counts.encoders, len(engines) - counts.encoders, options.cores)
@@ -98,25 +111,53 @@ def _with_cores(engine: Engine, own: tuple[int, ...], of_all: frozenset[int]) ->
 
 def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
     """Assign parts of GPUs that several engines or the slab share: vLLM takes 92 % by default."""
-    places = plan_gpus(
+    return [
+        _on_gpus(engine, place, options) for engine, place in zip(engines, gpu_places(options), strict=True)
+    ]
+
+
+def gpu_places(options: ResolvedOptions) -> list[GpuPlace]:
+    """Return the place of each engine, encoders first, without the slab's share where none is set yet."""
+    return plan_gpus(
         options.counts.encoders,
-        len(engines) - options.counts.encoders,
+        len(options.counts.language_models()),
         options.gpus,
         options.core_policy,
         options.slab_share,
+        encoder_width=_num_gpus(options.encoder_args),
+        prefill_decode_width=_num_gpus(options.prefill_decode_args),
     )
-    return [_on_gpu(engine, place, options) for engine, place in zip(engines, places, strict=True)]
 
 
-def _on_gpu(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engine:
-    if _has_flag(engine.arguments, "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"):
-        return engine  # places itself
+def uses_slab(options: ResolvedOptions) -> bool:
+    """True if an encoder on the first GPU alone, where the slab is, has a taker of tensors beside it."""
+    if not options.gpus:
+        return False
+    roles = [Role.ENCODE] * options.counts.encoders + [role for role, _ in options.counts.language_models()]
+    on_first = {
+        role
+        for role, place in zip(roles, gpu_places(options), strict=True)
+        if place.gpus == options.gpus[:1]  # one over several GPUs cannot map it
+    }
+    return Role.ENCODE in on_first and not on_first.isdisjoint(TAKING_TENSORS)
+
+
+def _num_gpus(arguments: Sequence[str]) -> int:
+    """Number of GPUs that vLLM uses for one engine with these options."""
+    number = 1
+    for names in (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")):
+        value = option_value(arguments, *names) or ""
+        number *= max(1, int(value)) if value.isdecimal() else 1
+    return number
+
+
+def _on_gpus(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engine:
     share = "--gpu-memory-utilization"
     arguments = engine.arguments
-    if place.memory_share is not None and not _has_flag(arguments, share):
+    if place.memory_share is not None and option_value(arguments, share) is None:
         arguments = (*arguments, share, f"{place.memory_share:.2f}")
     env = {
-        "CUDA_VISIBLE_DEVICES": place.gpu,
+        "CUDA_VISIBLE_DEVICES": ",".join(place.gpus),
         "TRIPTYCH_GPU_ENGINES": str(place.num_engines),
     }
     return replace(
@@ -124,12 +165,8 @@ def _on_gpu(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engine
         arguments=arguments,
         env={**engine.env, **env},
         env_defaults=place.limits.environment() if options.has_mps else {},
-        gpu=place.gpu,
+        gpus=place.gpus,
     )
-
-
-def _has_flag(arguments: Sequence[str], *flags: str) -> bool:
-    return any(argument.split("=")[0] in flags for argument in arguments)
 
 
 def engine_env_defaults(options: ResolvedOptions, layout: RunLayout) -> dict[str, str]:

@@ -7,10 +7,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from triptych_cli.options import SystemOptions
+from triptych_cli.options import HostOptions, SystemOptions
 from triptych_cli.settings import LOOPBACK, CliSettings
-from triptych_cli.system.host_plan import NUM_PORTS_LIMIT, HostPlan
 from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import NUM_PORTS_LIMIT, HostPlan
 from triptych_cli.system.shared_secrets import KEY_FILE_NAME, SharedSecretError, check_key, read_url
 from triptych_common.protocol.urls import ANY_ADDRESSES, check_host
 from triptych_common.redis_client.address import RedisAddress
@@ -54,20 +54,21 @@ def plan_host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
     Raises:
         JoinError: it cannot be so.
     """
-    if not (options.fabric or options.joins or options.fabric_host):
+    hosts = options.hosts
+    if not (hosts.fabric or hosts.joins or hosts.fabric_host):
         if options.num_gateways == 0:
             raise JoinError("--gateways 0 is for a host of several: add --fabric, or --join")
         return None
     redis = None if options.redis_url is None else _parsed(options.redis_url)
-    address = _own_address(options, redis)
+    address = _own_address(hosts, redis)
     if options.redis_url is not None and redis is not None:
         _check_reach(options.redis_url, redis, address)
     return HostPlan(
-        name=host_name(options.host),
+        name=host_name(hosts.host),
         address=address,
-        fabric_port=options.fabric_port,
-        key_file=_key_file(options, layout),
-        redis_port=None if options.redis_url is not None else options.redis_port,
+        fabric_port=hosts.fabric_port,
+        key_file=_key_file(hosts, layout),
+        redis_port=None if options.redis_url is not None else hosts.redis_port,
     )
 
 
@@ -112,16 +113,16 @@ def _parsed(redis_url: str) -> RedisAddress:
         raise JoinError(f"the URL of Redis {error}") from None
 
 
-def _own_address(options: SystemOptions, redis: RedisAddress | None) -> str:
-    if options.fabric_host is None:
-        return _address_towards(redis) if options.joins and redis is not None else LOOPBACK
+def _own_address(hosts: HostOptions, redis: RedisAddress | None) -> str:
+    if hosts.fabric_host is None:
+        return _address_towards(redis) if hosts.joins and redis is not None else LOOPBACK
     try:
-        address = check_host(options.fabric_host)
+        address = check_host(hosts.fabric_host)
     except ValueError as error:
         raise JoinError(f"--fabric-host {error}") from None
     if address in ANY_ADDRESSES:
         raise JoinError(
-            f"--fabric-host {options.fabric_host} stands for all addresses: name the one that the other "
+            f"--fabric-host {hosts.fabric_host} stands for all addresses: name the one that the other "
             "hosts reach, of the network between them"
         )
     return address
@@ -129,9 +130,9 @@ def _own_address(options: SystemOptions, redis: RedisAddress | None) -> str:
 
 def _address_towards(redis: RedisAddress) -> str:
     """Address from which this machine connects to Redis, where the other hosts are, too."""
-    host, port = redis.sentinels[0] if redis.sentinels else (
-        redis.options.get("host"), redis.options.get("port", 6379)
-    )  # fmt: skip
+    host, port = (
+        *redis.sentinels, *redis.nodes, (redis.options.get("host"), redis.options.get("port", 6379))
+    )[0]  # fmt: skip
     if host is None:  # a Unix socket
         return LOOPBACK
     try:
@@ -163,15 +164,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _key_file(options: SystemOptions, layout: RunLayout) -> Path | None:
+def _key_file(hosts: HostOptions, layout: RunLayout) -> Path | None:
     """Key file; None if the agents show certificates and no key was named."""
-    if options.fabric_key_file is not None:
-        file = Path(options.fabric_key_file).expanduser().absolute()
+    if hosts.fabric_key_file is not None:
+        file = Path(hosts.fabric_key_file).expanduser().absolute()
     elif CliSettings().fabric_tls_cert_file is not None:
         return None
     else:
         file = layout.join_dir / KEY_FILE_NAME
-    if not file.exists() and not options.joins and options.fabric_key_file is None:
+    if not file.exists() and not hosts.joins and hosts.fabric_key_file is None:
         return file  # it is made when the system starts
     try:
         check_key(file)

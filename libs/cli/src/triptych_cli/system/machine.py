@@ -10,16 +10,20 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import LOOPBACK, CliSettings, GpuSettings, OpenMpSettings
-from triptych_cli.system.host_plan import HostPlan
+from triptych_cli.system.engines import uses_slab
 from triptych_cli.system.joining import JoinError, check_ports, plan_host
 from triptych_cli.system.layout import RunLayout
-from triptych_cli.system.resolved_options import MIB, ResolvedOptions
+from triptych_cli.system.resolved_options import MIB, HostPlan, ResolvedOptions
+from triptych_common.cores.gpu_plan import default_slab_bytes
 from triptych_common.cores.mps import has_mps_daemon
 from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
+from triptych_common.protocol.messages import Transport
+from triptych_common.region.cuda.loading import has_bindings
 
 DEFAULT_REGION_BYTES = 256 * MIB
 SMALLEST_REGION_BYTES = 16 * MIB
@@ -47,7 +51,8 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
     host = _host(options, layout)
     if fault is not None and host is None:
         raise LaunchError(fault)
-    return ResolvedOptions(
+    _check_scaling(options)
+    resolved = ResolvedOptions(
         model=model or options.model,
         model_is_local=model is not None,
         gateway_port=require_free(options.port, options.num_gateways, options.gateway_host),
@@ -64,10 +69,47 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         has_mps=bool(gpus) and has_mps_daemon(),
         core_policy=options.core_policy,
         cores=() if gpus else cores_of_engines(),
-        slab_share=slab_share(CliSettings().slab_bytes, gpus),
         host=host,
+        min_encoders=options.min_encoders,
+        min_prefill_decodes=options.min_prefill_decodes,
         serves_alone=fault is None,
     )
+    return with_slab(resolved, CliSettings())
+
+
+def with_slab(options: ResolvedOptions, settings: CliSettings) -> ResolvedOptions:
+    """Return `options` with the slab that the user wants, or the default for what shares the first GPU.
+
+    Raises:
+        LaunchError: the slab is larger than the GPU's memory.
+    """
+    if not options.gpus:
+        return options
+    slab_bytes = (
+        _default_slab_bytes(options, settings) if settings.slab_bytes is None else settings.slab_bytes
+    )
+    return replace(options, slab_bytes=slab_bytes, slab_share=slab_share(slab_bytes, options.gpus))
+
+
+def _default_slab_bytes(options: ResolvedOptions, settings: CliSettings) -> int:
+    """Return the default slab's size; 0 if no tensor would be placed there."""
+    is_chosen = settings.transport in ("auto", Transport.CUDA_IPC)
+    # Where one namespace uses several stores, encoders write into the region: entries of a slab do not move.
+    if options.host is not None or not is_chosen or not has_bindings() or not uses_slab(options):
+        return 0
+    total_bytes = gpu_bytes(options.gpus[0])
+    return 0 if total_bytes is None else default_slab_bytes(total_bytes)  # unknown of a MIG part
+
+
+def _check_scaling(options: SystemOptions) -> None:
+    if options.min_encoders is None and options.min_prefill_decodes is None:
+        return
+    if not options.num_gateways:
+        raise LaunchError(
+            "a number such as 0..3 needs a gateway here, whose gauges say how many: --gateways 1"
+        )
+    if options.min_prefill_decodes == 0:
+        raise LaunchError("requests cannot wait for a first prefill_decode: begin at --prefill-decodes 1..N")
 
 
 def _host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:

@@ -4,9 +4,8 @@ import ast
 import asyncio
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from triptych_cli.settings import HubSettings
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.resolved_options import MIB, ResolvedOptions
 from triptych_common.bus import AsyncBus
+from triptych_common.domain.engine_args import option_value
 from triptych_common.domain.errors import TriptychError
 
 HUB_TIMEOUT_S = 10.0
@@ -59,19 +59,8 @@ def model_config(options: ResolvedOptions) -> ModelConfig:
     if options.model_is_local:
         return _parsed((Path(options.model) / CONFIG_FILES[0]).read_bytes(), options.model)
     return hub_config(
-        options.model, option(arguments, "--revision") or "main", option(arguments, "--hf-token")
+        options.model, option_value(arguments, "--revision") or "main", option_value(arguments, "--hf-token")
     )
-
-
-def option(arguments: Sequence[str], name: str) -> str | None:
-    """Value of `--name=value` or `--name value`; the last one counts. None if absent."""
-    value = None
-    for argument, following in pairwise([*arguments, ""]):
-        if argument.startswith(f"{name}="):
-            value = argument.partition("=")[2]
-        elif argument == name:
-            value = following
-    return value
 
 
 def hub_config(model: str, revision: str, token: str | None) -> ModelConfig:
@@ -234,8 +223,8 @@ def check_region(options: ResolvedOptions, config: ModelConfig) -> None:
     row_bytes = tensor_row_bytes(options, config)
     if not counts.encoders or not num_caches or not row_bytes:
         return
-    batched = option(options.prefill_decode_args, "--max-num-batched-tokens") or ""
-    length = option(options.prefill_decode_args, "--max-model-len") or ""
+    batched = option_value(options.prefill_decode_args, "--max-num-batched-tokens") or ""
+    length = option_value(options.prefill_decode_args, "--max-model-len") or ""
     context = int(length) if length.isdecimal() else _text_config(config).get("max_position_embeddings")
     num_rows = max(
         int(batched) if batched.isdecimal() else FEWEST_ROWS,
@@ -257,7 +246,7 @@ def tensor_row_bytes(options: ResolvedOptions, config: ModelConfig) -> int:
     deepstack = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
     width = text.get("hidden_size")
     dtype = (
-        option(options.encoder_args, "--dtype")
+        option_value(options.encoder_args, "--dtype")
         or text.get("dtype")
         or text.get("torch_dtype")
         or config.get("dtype")

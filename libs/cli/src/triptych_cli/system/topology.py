@@ -4,8 +4,8 @@
                         `──▶ fabric agent ──▶ (on one of several hosts)
 
 Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
-`redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
-and stop together. On one of several hosts the names of instances hold the host's.
+`redis` (an existing server is used) the others move up. Engines of one GPU start one after the other, after
+a fault too, and stop together. On one of several hosts the names of instances hold the host's.
 """
 
 import json
@@ -13,14 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from triptych_cli.roles import instance_name
+from triptych_cli.roles import Bounds, instance_name
 from triptych_cli.settings import LOOPBACK
 from triptych_cli.system.engines import engine_env_defaults, engine_hosts
-from triptych_cli.system.host_plan import HOST_VARIABLE, HostPlan
 from triptych_cli.system.layout import RunLayout
-from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.resolved_options import HOST_VARIABLE, HostPlan, ResolvedOptions
 from triptych_cli.system.shared_secrets import socket_url
 from triptych_common.protocol.urls import base_url
+
+SCALED_ENV: Mapping[str, str] = {
+    "TRIPTYCH_ENCODERS_ON_DEMAND": "true",
+    "TRIPTYCH_ENCODER_GRACE_S": "300",
+    "TRIPTYCH_FIRST_TOKEN_TIMEOUT_S": "300",
+    "TRIPTYCH_MAX_QUEUE_AGE_S": "240",
+}
+"""Defaults of gateways whose encoders start on demand: requests outwait the start of one."""
 
 
 # ---- readiness: conditions, checked by supervisor.readiness --------------------------------------
@@ -59,13 +66,16 @@ class ServiceSpec:
     argv: tuple[str, ...]
     ready: Readiness
     after: frozenset[str] = frozenset()  # what it needs: starts after these are ready, stops before them
-    starts_after: frozenset[str] = frozenset()  # the start alone waits for these
+    starts_after: frozenset[str] = frozenset()  # the first start alone waits for these
+    gpus: tuple[str, ...] = ()  # its engine measures free memory there: starts on one wait for each other
     env: Mapping[str, str] = field(default_factory=dict)  # set over the caller's environment
     env_defaults: Mapping[str, str] = field(default_factory=dict)  # the caller's values win
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 20.0
     metrics_port: int | None = None  # where Prometheus scrapes it, at /metrics
     metrics_host: str = "127.0.0.1"
+    stage: str = ""  # kind of its engine, such as `encoder`, by which it is scaled; empty: no engine
+    stands_by: bool = False  # started when there is work for it
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,7 @@ class Topology:
     services: tuple[ServiceSpec, ...]  # in an order that respects `after` and `starts_after`
     endpoint: str  # OpenAI base URL of the gateway; empty: there is none here
     redis_url: str = ""
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)  # by stage
 
     def stop_waves(self) -> list[list[ServiceSpec]]:
         """Services that may be stopped together, dependents before their dependencies."""
@@ -117,6 +128,8 @@ def plan(
         "TRIPTYCH_STORE_SOCKET": str(layout.store_socket),
         "TRIPTYCH_TRACES_DIR": str(layout.traces_dir),
         **({HOST_VARIABLE: host.name} if host else {}),
+        # CUDA would number GPUs by speed, nvidia-smi numbers them so: `visible_gpus`, sizes and shares hold.
+        **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if options.gpus else {}),
     }
     services: list[ServiceSpec] = []
     if options.redis_url is None:
@@ -125,13 +138,13 @@ def plan(
     if host is not None:
         services.append(_agent(python, options, host, common, metrics_ports[-1], _names(services)))
     below = _names(services)
+    bounds = options.bounds()
     engines = engine_hosts(options, layout, prefill_decode_ports, kv_ports)
     scraped_at = [*metrics_ports[1 : 1 + options.counts.encoders], *prefill_decode_ports]
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
     for engine, metrics_port in zip(engines, scraped_at, strict=True):
-        before = frozenset({last_on_gpu[engine.gpu]}) if engine.gpu in last_on_gpu else frozenset()
-        if engine.gpu is not None:
-            last_on_gpu[engine.gpu] = engine.instance
+        before = frozenset(last_on_gpu[gpu] for gpu in engine.gpus if gpu in last_on_gpu)
+        last_on_gpu |= dict.fromkeys(engine.gpus, engine.instance)
         is_encoder = engine.package == "encoder"
         services.append(
             ServiceSpec(
@@ -140,6 +153,7 @@ def plan(
                 ready=Registered(redis_url, options.deployment, engine.instance),
                 after=below,
                 starts_after=before,
+                gpus=engine.gpus,
                 env={
                     **common,
                     **engine.env,
@@ -152,6 +166,8 @@ def plan(
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
                 metrics_port=metrics_port,
                 metrics_host=LOOPBACK if is_encoder or host is None else host.address,
+                stage=engine.stage,
+                stands_by=engine.number >= bounds[engine.stage].low,
             )
         )
     below |= {engine.instance for engine in engines}
@@ -161,7 +177,7 @@ def plan(
     ]
     reached = base_url(options.reached_gateway_host, options.gateway_port)
     endpoint = f"{reached}/v1" if options.num_gateways else ""
-    return Topology(tuple(services), endpoint, redis_url)
+    return Topology(tuple(services), endpoint, redis_url, bounds)
 
 
 def _names(services: Sequence[ServiceSpec]) -> frozenset[str]:
@@ -188,9 +204,27 @@ def _store(
             "TRIPTYCH_REGION_BYTES": str(options.region_bytes),
             "TRIPTYCH_KEEP_REGION": "true",  # for a restart alone; it goes with the run directory
             **_metrics(metrics_port),
+            **(_store_on_gpu(options, layout) if options.gpus else {}),
         },
+        # The first CUDA context of a machine takes long, the more GPUs it has.
+        start_timeout_s=120.0 if options.slab_bytes else 30.0,
         metrics_port=metrics_port,
     )
+
+
+def _store_on_gpu(options: ResolvedOptions, layout: RunLayout) -> dict[str, str]:
+    """Environment of a store that has the slab on the first GPU, the only one that it sees.
+
+    It stays outside MPS: the name for MPS' pipes leads nowhere, and CUDA goes without. After a fatal fault of
+    one client MPS takes no new client until all have ended. The store does not end, so as a client it would
+    keep engines from coming back.
+    """
+    return {
+        "CUDA_VISIBLE_DEVICES": options.gpus[0],
+        "CUDA_MPS_PIPE_DIRECTORY": str(layout.run_dir / "no-mps"),
+        "TRIPTYCH_SLAB_BYTES": str(options.slab_bytes),
+        "TRIPTYCH_SLAB_DEVICE": "0",
+    }
 
 
 def _agent(
@@ -203,7 +237,7 @@ def _agent(
 ) -> ServiceSpec:
     return ServiceSpec(
         name=host.agent,
-        argv=(python, "-m", "triptych_cache_store", "fabric"),
+        argv=(python, "-m", "triptych_fabric"),
         ready=Registered(common["TRIPTYCH_REDIS_URL"], options.deployment, host.agent),
         after=after,
         env={
@@ -248,6 +282,7 @@ def _gateway(
         },
         env_defaults={
             "TRIPTYCH_FILES_DIR": str(layout.files_dir),
+            **(SCALED_ENV if options.scales_encoders else {}),
             # One gateway has no balancer in front of it that would have to notice its end.
             **({"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {}),
         },

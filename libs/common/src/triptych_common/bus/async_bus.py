@@ -15,7 +15,7 @@ from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
-from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
+from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, StreamNames, is_inbox, is_jobs
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.rights import Right
@@ -136,8 +136,10 @@ class AsyncBus:
         return await self._publisher.append_all(entries)
 
     def _lasts_s(self, stream: str) -> int | None:
-        """Return the lifetime of a job stream, which no instance's heartbeats renew."""
-        return JOBS_TTL_S if is_jobs(self.names, stream) else None
+        """Return the lifetime of a new stream of jobs or of an instance; other streams stay."""
+        if is_jobs(self.names, stream):
+            return JOBS_TTL_S
+        return INBOX_TTL_S if is_inbox(self.names, stream) else None
 
     async def stream_length(self, stream: str) -> int:
         """Return the number of entries in `stream` that are not read, or read and not acked."""

@@ -16,7 +16,13 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.fair_share import GroupLoad
-from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
+from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.redis_client.commands import (
+    COMMAND_LIMIT_S,
+    READ_LIMIT_S,
+    is_existing_group,
+    read_time,
+)
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, Value, load_script
 
 CLOCK_CHECK_AGE_S = 1.0
@@ -50,6 +56,9 @@ class _PendingEntry:
 class ConsumerGroup:
     """Commands of one consumer; `reader` serves blocking reads only, `client` all others.
 
+    The only consumer of a stream of its own (`OWNER_GROUP`) has nothing delivered to it noted by Redis: what
+    the stream still holds is not handled, since handled entries are deleted. That saves an ack of each.
+
     Every method raises redis-py's errors, and TimeoutError when it takes too long.
     """
 
@@ -69,6 +78,7 @@ class ConsumerGroup:
         self.stream = stream
         self.group = group
         self.consumer = consumer
+        self.is_sole = group == OWNER_GROUP
         self._lasts_s = lasts_s
         self._redis_clock_offset_s = 0.0
         self._knows_clock = False
@@ -105,7 +115,7 @@ class ConsumerGroup:
 
     async def _learn_clock(self) -> None:
         before = time.monotonic()
-        seconds, micros = await _any(self._client.time())
+        seconds, micros = await _any(read_time(self._client, self.stream))
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
         self._knows_clock = True
@@ -117,7 +127,9 @@ class ConsumerGroup:
         """
         async with self._reader.pipeline(transaction=False) as pipe:
             self._drop(pipe, list(done))
-            pipe.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms)
+            pipe.xreadgroup(
+                self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms, noack=self.is_sole
+            )
             replies = await _any(pipe.execute(raise_on_error=False), READ_LIMIT_S)
         for each in replies:  # as Redis worded it: `NOGROUP` has a meaning here, a pipeline's error has not
             if isinstance(each, RedisError):
@@ -153,6 +165,10 @@ class ConsumerGroup:
 
     async def take_own(self, count: int, held: Collection[bytes]) -> list[StreamEntry]:
         """Return entries delivered to this consumer's name that are not in `held`."""
+        if self.is_sole:
+            found = await _any(self._client.xrange(self.stream, count=count + len(held)))
+            free = [StreamEntry(entry_id, fields) for entry_id, fields in found if entry_id not in held]
+            return free[:count]
         pending = await self._pending(count + len(held), consumer=self.consumer)
         return await self._claim([each for each in pending if each.entry_id not in held][:count], 0)
 
@@ -173,7 +189,7 @@ class ConsumerGroup:
 
     async def hand_back(self, entries: Sequence[StreamEntry]) -> None:
         """Let any consumer take these over at once; this delivery does not count."""
-        if not entries:
+        if not entries or self.is_sole:
             return
         async with self._client.pipeline(transaction=False) as pipe:
             for entry in entries:
@@ -196,15 +212,13 @@ class ConsumerGroup:
     def _drop(self, pipe: Pipeline, ids: Sequence[bytes]) -> None:
         if ids:
             pipe.xdel(self.stream, *ids)
-            pipe.xack(self.stream, self.group, *ids)
+            if not self.is_sole:
+                pipe.xack(self.stream, self.group, *ids)
 
     async def replace(self, entry_id: bytes, fields: Mapping[bytes, bytes], stream: str, maxlen: int) -> None:
-        """Ack `entry_id` and append `fields` to `stream` of about `maxlen` entries, in one step."""
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.xadd(stream, cast("dict[Any, Any]", fields), maxlen=maxlen)
-            pipe.xack(self.stream, self.group, entry_id)
-            pipe.xdel(self.stream, entry_id)
-            await _any(pipe.execute())
+        """Append `fields` to `stream` of about `maxlen` entries, then ack `entry_id`."""
+        await _any(self._client.xadd(stream, cast("dict[Any, Any]", fields), maxlen=maxlen))
+        await self.ack([entry_id])
 
     async def _pending(
         self, count: int, *, consumer: str | None = None, min_idle_ms: int | None = None

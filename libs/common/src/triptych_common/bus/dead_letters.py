@@ -18,7 +18,7 @@ ATTEMPTS = 8  # while Redis is out of memory; about three seconds
 
 
 async def bury(group: ConsumerGroup, entry: StreamEntry, reason: str, dead_letters: str) -> None:
-    """Move `entry` to the stream `dead_letters`, in one step.
+    """Move `entry` to the stream `dead_letters`; a letter may stand there twice.
 
     While Redis is out of memory this is tried a few times; then only the log has the letter: the entry must
     not block later ones, and deleting it frees memory.

@@ -8,9 +8,7 @@ from redis.exceptions import ResponseError
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.protocol.names import everything
-from triptych_common.redis_client.commands import run_command
-
-_SCAN_BATCH = 500
+from triptych_common.redis_client.commands import find_keys, read_time, run_command, unlink_all
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ async def read_clock_s(bus: AsyncBus) -> float:
     Raises:
         BusUnavailableError
     """
-    seconds, micros = await run_command("read_clock", lambda: cast("Any", bus.client.time()))
+    seconds, micros = await run_command("read_clock", lambda: read_time(bus.client, bus.names.dead_letters))
     return float(seconds) + float(micros) / 1e6
 
 
@@ -134,13 +132,15 @@ async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
         BusUnavailableError
     """
     names = await run_command("find_streams", lambda: _stream_names(bus))
-    return [beginning] if beginning in names else [name for name in names if name.startswith(beginning)]
+    if beginning in names:
+        return [beginning]
+    return [name for name in names if name.replace("{", "").startswith(beginning.replace("{", ""))]
 
 
 async def _stream_names(bus: AsyncBus) -> list[str]:
     prefix = _prefix(bus)
-    scan = bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
-    return sorted([key.decode().removeprefix(prefix) async for key in scan])
+    keys = await find_keys(bus.client, f"{prefix}*", "stream")
+    return sorted(key.decode().removeprefix(prefix) for key in keys)
 
 
 async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
@@ -168,9 +168,9 @@ async def delete_deployment(bus: AsyncBus) -> int:
 
 
 async def _delete_all(bus: AsyncBus) -> int:
-    keys = [key async for key in bus.client.scan_iter(match=everything(bus.names), count=_SCAN_BATCH)]
+    keys = await find_keys(bus.client, everything(bus.names))
     if keys:
-        await cast("Any", bus.client.unlink(*keys))
+        await unlink_all(bus.client, keys)
     return len(keys)
 
 

@@ -1,6 +1,6 @@
-"""Append entries to streams within their bounds, in one round trip that also returns each stream's length."""
+"""Append entries to streams within their bounds, in one round trip."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from triptych_common.bus.stream_bounds import StreamBounds
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.names import INBOX_TTL_S
 from triptych_common.redis_client.commands import run_command, send_command
-from triptych_common.redis_client.failures import unavailable
+from triptych_common.redis_client.failures import is_passing, unavailable
 
 NewEntry = tuple[str, Mapping[bytes, bytes]]
 
@@ -41,29 +41,21 @@ class Publisher:
         """Append one entry and return its id."""
         if stream in await self._find_full([stream]):
             raise self._bounds.error(stream)
-        replies = await run_command("publish", lambda: self._send([(stream, fields)], [stream]))
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                raise unavailable("publish", reply)
-        entry_id, num_entries = replies
-        self._bounds.saw(stream, num_entries)
-        return _text(entry_id)
+        (reply,) = await run_command("publish", lambda: self._send([(stream, fields)]))
+        if isinstance(reply, RedisError):
+            raise unavailable("publish", reply)
+        return _text(reply)
 
     async def append_all(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         """Append `entries` without a retry; return the refused ones."""
-        streams = list(dict.fromkeys(stream for stream, _ in entries))
-        full = await self._find_full(streams)
+        full = await self._find_full(dict.fromkeys(stream for stream, _ in entries))
         wanted = [entry for entry in entries if entry[0] not in full]
-        open_streams = [stream for stream in streams if stream not in full]
         replies: list[Any] = []
         if wanted:
-            replies = await run_command("publish", lambda: self._send(wanted, open_streams), retry_for_s=0)
-        for stream, num_entries in zip(open_streams, replies[len(wanted) :], strict=True):
-            if not isinstance(num_entries, RedisError):
-                self._bounds.saw(stream, num_entries)
+            replies = await run_command("publish", lambda: self._send(wanted), retry_for_s=0)
         errors = {
             id(entry): unavailable("publish", reply)
-            for entry, reply in zip(wanted, replies, strict=False)
+            for entry, reply in zip(wanted, replies, strict=True)
             if isinstance(reply, RedisError)
         }
         errors |= {id(entry): self._bounds.error(entry[0]) for entry in entries if entry[0] in full}
@@ -74,27 +66,45 @@ class Publisher:
         length: int = await run_command("stream_length", lambda: send_command(self._client, "XLEN", stream))
         return length
 
-    async def _find_full(self, streams: Sequence[str]) -> set[str]:
+    async def _find_full(self, streams: Iterable[str]) -> set[str]:
+        full = set()
         for stream in streams:
             if self._bounds.is_full(stream):
                 self._bounds.saw(stream, await self.length(stream))
-        return {stream for stream in streams if self._bounds.is_full(stream)}
+                if self._bounds.is_full(stream):
+                    full.add(stream)
+        return full
 
-    async def _send(self, entries: Sequence[NewEntry], lengths_of: Sequence[str]) -> list[Any]:
-        """Append entries and read lengths; errors are part of the result, except the connection's.
+    async def _send(self, entries: Sequence[NewEntry]) -> list[Any]:
+        """Append entries and return a reply for each; errors are replies, except the connection's.
 
-        An inbox gets its time to live with every message: its owner may be gone for good, and a sender
-        that does not know it yet must not bring its stream back for ever.
+        An inbox is made by its owner, whose heartbeats keep it. One that is missing is made here with a time
+        to live, since its owner may be gone for good: a sender that does not know it yet must not bring its
+        stream back for ever.
         """
+        due = list(dict.fromkeys(stream for stream, _ in entries if self._bounds.is_due(stream)))
         async with self._client.pipeline(transaction=False) as pipe:
             for stream, fields in entries:
-                pipe.xadd(stream, cast("dict[Any, Any]", fields))
-            for stream in lengths_of:
+                pipe.xadd(stream, cast("dict[Any, Any]", fields), nomkstream=self._is_inbox(stream))
+            for stream in due:
                 pipe.xlen(stream)
-            for stream in filter(self._is_inbox, lengths_of):
-                pipe.expire(stream, INBOX_TTL_S)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
-        return replies[: len(entries) + len(lengths_of)]
+        if all(isinstance(each, RedisError) and is_passing(each) for each in replies):
+            raise replies[0]  # of a cluster, which answers for each of its servers
+        for stream, num_entries in zip(due, replies[len(entries) :], strict=True):
+            if not isinstance(num_entries, RedisError):
+                self._bounds.saw(stream, num_entries)
+        missing = [index for index in range(len(entries)) if replies[index] is None]
+        if missing:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for index in missing:
+                    pipe.xadd(entries[index][0], cast("dict[Any, Any]", entries[index][1]))
+                for index in missing:
+                    pipe.expire(entries[index][0], INBOX_TTL_S)
+                replies_now = await pipe.execute(raise_on_error=False)
+            for index, reply in zip(missing, replies_now, strict=False):
+                replies[index] = reply
+        return replies[: len(entries)]
 
 
 def _text(value: object) -> str:

@@ -32,6 +32,8 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 AHEAD_WAIT_S = 0.01  # for which a consumer that holds more leaves the next entry to others
+OWED_ACKS = 16  # of a sole consumer, which deletes entries together
+OWED_BLOCK_MS = 250  # block time of a read before which it owes some
 AHEAD_BLOCK_MS = 100  # block time of reads: Redis serves waiting consumers in the order in which they began
 
 _UNAVAILABLE = (RedisError, OSError)
@@ -105,6 +107,7 @@ class StreamConsumer:
         self._stopping = False
         self._ensured = False
         self._own_checked = False
+        self._was_busy = False  # the last read found entries
         self._next_takeover_at = 0.0
         self._num_failures = 0
         self._renewer: asyncio.Task[None] | None = None
@@ -246,8 +249,13 @@ class StreamConsumer:
         if find_peers is not None and await self._is_ahead(find_peers):
             block_ms = min(block_ms, AHEAD_BLOCK_MS)
         owed = set(self._owed_acks)
+        if self._group.is_sole and self._was_busy and len(owed) < OWED_ACKS:
+            owed, block_ms = set(), min(block_ms, OWED_BLOCK_MS) if owed else block_ms
         entries = await self._group.read_new(count, block_ms, owed)
         self._owed_acks -= owed
+        self._was_busy = bool(entries)
+        if self._group.is_sole:  # at a start both this and `take_own` find what came before
+            entries = [each for each in entries if each.entry_id not in held]
         if self._num_failures:
             log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
             self._num_failures = 0
@@ -350,6 +358,7 @@ class StreamConsumer:
         # Skip entries that were acked or handed back before: they may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
         self.notice_room()
+        self._own_checked = self._own_checked and not (ours and self._group.is_sole)
         try:
             await self._group.hand_back(ours)
         except _UNAVAILABLE as error:

@@ -7,13 +7,14 @@ oldest go first, and without new ones all of it expires. Used only where several
 Each value is text, one line for each store: `STORE GENERATION NUM_BYTES`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.coordination.shared_sizes import BOUNDED_HASH, MAX_DROPPED
+from triptych_common.coordination.shared_sizes import BOUNDED_HASH, MAX_DROPPED, Lifetime
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_common.redis_client.commands import run_command
@@ -40,7 +41,7 @@ class EntryDirectory:
         self._bus = bus
         self._keys = [bus.names.entries, bus.names.entries_order]
         self._max_items = max_items
-        self._ttl_s = ttl_s
+        self._lifetime = Lifetime(ttl_s)
 
     async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
         """Return the places of the entries that have any, the latest first.
@@ -68,6 +69,8 @@ class EntryDirectory:
             BusUnavailableError: some may have been noted.
         """
 
+        is_due = self._lifetime.is_due(time.monotonic())
+
         async def note() -> None:
             async with self._bus.client.pipeline(transaction=False) as pipe:
                 for each in noted:
@@ -75,7 +78,7 @@ class EntryDirectory:
                     arguments = ADD_PLACE.arguments(
                         mm_hash=bytes.fromhex(each.mm_hash), store=place.store,
                         line=f"{place.store} {place.generation} {place.num_bytes}",
-                        max_places=MAX_PLACES, ttl_ms=max(1, int(self._ttl_s * 1000)),
+                        max_places=MAX_PLACES, ttl_ms=self._lifetime.ttl_ms, is_due=int(is_due),
                         max_items=self._max_items, max_dropped=MAX_DROPPED,
                     )  # fmt: skip
                     pipe.eval(ADD_PLACE.text, len(self._keys), *self._keys, *arguments)

@@ -4,10 +4,11 @@
                        |                    |                  `--fail--> FAILED --claim--> CLAIMED ...
                        `--last one leaves---+--> None (a queued job is taken off the stream)
 
-Besides: a claim or a job that was lost is claimed again; a start of a job whose flight Redis lost begins at
-CLAIMED; a Redis that is out of memory or comes back empty notes no start, so the end can come from CLAIMED
-and QUEUED; a job that failed for one encoder can be finished by another. `become` in `lua/flight.lua` alone
-assigns the state; a step that is not in the table is an error of the script, and the state stays.
+A claim with an offered job goes on to QUEUED in one step. Besides: a claim or a job that was lost is
+claimed again; a start of a job whose flight Redis lost begins at CLAIMED; a Redis that is out of memory or
+comes back empty notes no start, so the end can come from CLAIMED and QUEUED; a job that failed for one
+encoder can be finished by another. `become` in `lua/flight.lua` alone assigns the state; a step that is not
+in the table is an error of the script, and the state stays.
 """
 
 from enum import StrEnum
@@ -18,8 +19,8 @@ class FlightState(StrEnum):
     """States of a flight, in the hash field `state`."""
 
     CLAIMED = "claimed"  # a gateway is about to publish the job
-    QUEUED = "queued"  # on the stream, no encoder has it
-    RUNNING = "running"  # an encoder works on it
+    QUEUED = "queued"  # on the stream, no encoder has announced its item
+    RUNNING = "running"  # an encoder works on it, and has announced its item
     FINISHED = "finished"  # sealed; stays for requesters that the result did not reach
     FAILED = "failed"  # stays until it is claimed again or all have left
 
@@ -40,6 +41,8 @@ def _lua_set(states: frozenset[FlightState]) -> str:
 
 _ROWS = [f"{state} = {_lua_set(follows)}" for state, follows in ALLOWED.items()]
 _FIRST = _lua_set(frozenset({next(iter(ALLOWED))}))  # what begins a flight, as for `check_transition`
-PRELUDE = f"local ALLOWED = {{[''] = {_FIRST}, {', '.join(_ROWS)}}}\n" + files(__package__).joinpath(
+_SHARED = f"local ALLOWED = {{[''] = {_FIRST}, {', '.join(_ROWS)}}}\n" + files(__package__).joinpath(
     "lua", "flight.lua"
 ).read_text("utf-8")
+PRELUDE = f"local READS_REQUESTERS = false\n{_SHARED}"
+PRELUDE_WITH_REQUESTERS = f"local READS_REQUESTERS = true\n{_SHARED}"

@@ -11,11 +11,16 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.domain.errors import BusUnavailableError, ProtocolError
+from triptych_common.domain.errors import (
+    BusUnavailableError,
+    MixedVersionsError,
+    ProtocolError,
+    UnsupportedVersionError,
+)
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import DEFAULT_STORE, INBOX_TTL_S, JOBS_TTL_S, inboxes
-from triptych_common.redis_client.commands import run_command, send_command
+from triptych_common.redis_client.commands import run_command, send_command, unlink_all
 from triptych_common.redis_client.failures import is_out_of_memory
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
 from triptych_common.telemetry.logs import get_logger
@@ -29,9 +34,7 @@ MAX_TTL_S = 30.0  # for a process that rarely gets a core; its death is noticed 
 NUM_PACED = 60  # heartbeats
 _FORGET_AFTER_S = 3600.0
 
-FORGET, DEREGISTER, CLEAR_INBOXES = (
-    load_script(__package__, name) for name in ("forget_instances", "deregister", "clear_inboxes")
-)
+BEAT, DEREGISTER = (load_script(__package__, name) for name in ("beat", "deregister"))
 
 
 class BeatPace:
@@ -156,7 +159,9 @@ class Registry:
 
         Raises:
             BusUnavailableError: the first registration failed.
+            MixedVersionsError: a registered instance speaks another schema version.
         """
+        await self._refuse_other_versions()
         registration = Registration(self, record, ttl_s, read_fields)
         await registration.beat()
         heartbeat = asyncio.get_running_loop().create_task(self._heartbeat(registration, interval_s))
@@ -179,16 +184,14 @@ class Registry:
             The boot id that was registered under this name before, if any.
         """
         key, value, now = self._names.instance(record.instance), codec.encode_record(record), time.time()
-
-        forgotten = FORGET.arguments(
-            before=str(now - _FORGET_AFTER_S), record_prefix=self._names.instance("")
-        )
+        beat = BEAT.arguments(
+            value=value, ttl_ms=int(ttl_s * 1000), instance=record.instance, now=str(now),
+            before=str(now - _FORGET_AFTER_S), record_prefix=self._names.instance(""),
+        )  # fmt: skip
 
         async def send() -> bytes | None:
-            async with self._bus.client.pipeline(transaction=True) as pipe:
-                pipe.set(key, value, px=int(ttl_s * 1000), get=True)
-                pipe.zadd(self._names.instances, {record.instance: now})
-                pipe.eval(FORGET.text, 1, self._names.instances, *forgotten)
+            async with self._bus.client.pipeline(transaction=False) as pipe:
+                pipe.eval(BEAT.text, 2, key, self._names.instances, *beat)
                 if (namespace_digest := _encodes_for(record)) is not None:
                     pipe.set(self._names.had_encoder(namespace_digest), store_of(record), ex=JOBS_TTL_S)
                 self._renew_streams(pipe, record)
@@ -236,17 +239,38 @@ class Registry:
 
         Call it when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
         """
-        keys = (self._names.instance(instance), *inboxes(self._names, instance))
-        client = self._bus.client
+        client, key = self._bus.client, self._names.instance(instance)
+
+        async def clear() -> None:  # a start in between makes its streams again, as after any loss of them
+            if not await send_command(client, "EXISTS", key):
+                await unlink_all(client, inboxes(self._names, instance))
+
         try:
-            await run_command(
-                "clear_inboxes", lambda: send_command(client, "EVAL", CLEAR_INBOXES.text, len(keys), *keys)
-            )
+            await run_command("clear_inboxes", clear)
         except BusUnavailableError as error:
             log.warning("inboxes not deleted, they expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """Return the living instances, by name; records of another version are left out and logged."""
+        records: list[InstanceRecord] = []
+        for name, value in await self._living():
+            try:
+                records.append(codec.decode_record(value))
+            except ProtocolError as error:
+                log.warning("instance record refused", instance=name, error=str(error))
+        return records
+
+    async def _refuse_other_versions(self) -> None:
+        for name, value in await self._living():
+            try:
+                codec.decode_record(value)
+            except UnsupportedVersionError as error:
+                raise MixedVersionsError(name, error) from error
+            except ProtocolError:  # not of a service; `list_instances` logs it
+                continue
+
+    async def _living(self) -> list[tuple[str, bytes]]:
+        """Return names and records, as Redis has them."""
         client = self._bus.client
         reply: list[bytes] = await run_command(
             "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)
@@ -256,15 +280,8 @@ class Registry:
         values: list[bytes | None] = []
         if keys:
             values = await run_command("list_instances", lambda: send_command(client, "MGET", *keys))
-        records: list[InstanceRecord] = []
-        for name, value in zip(names, values, strict=True):
-            if value is None:
-                continue
-            try:
-                records.append(codec.decode_record(value))
-            except ProtocolError as error:
-                log.warning("instance record refused", instance=name.decode(), error=str(error))
-        return records
+        pairs = zip(names, values, strict=True)
+        return [(name.decode(), value) for name, value in pairs if value is not None]
 
     async def had_encoder(self, namespace_digest: str) -> bool:
         """Return whether the namespace had an encoder, of any store, in the last `JOBS_TTL_S`."""

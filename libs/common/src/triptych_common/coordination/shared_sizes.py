@@ -4,6 +4,8 @@ A hash and the order of its items, not a key per item, so that they can be count
 gateway that finds no sizes orders the item once more. Without new ones all of it expires.
 """
 
+import math
+import time
 from importlib.resources import files
 
 from triptych_common.bus.async_bus import AsyncBus
@@ -16,6 +18,21 @@ BOUNDED_HASH = files(__package__).joinpath("lua", "bounded_hash.lua").read_text(
 SET_SIZES = load_script(__package__, "set_sizes", prelude=BOUNDED_HASH)
 
 
+class Lifetime:
+    """Lifetime of keys that all expire without new items: renewed by a write after a tenth of it."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_ms = max(1, int(ttl_s * 1000))
+        self._renewed_at = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the write at `now`, in seconds of any clock, renews it."""
+        is_due = now - self._renewed_at > 0.1 * self.ttl_ms / 1000
+        if is_due:
+            self._renewed_at = now
+        return is_due
+
+
 class SharedSizes:
     """Sizes by mm_hash, as JSON that is not parsed here."""
 
@@ -24,7 +41,7 @@ class SharedSizes:
         self._bus = bus
         self._names = bus.names
         self._max_items = max_items
-        self._ttl_s = ttl_s
+        self._lifetime = Lifetime(ttl_s)
         self._set = bus.client.register_script(SET_SIZES.text)
 
     async def get(self, mm_hash: str) -> bytes | None:
@@ -49,8 +66,9 @@ class SharedSizes:
             return False
         keys = [self._names.sizes, self._names.sizes_order]
         arguments = SET_SIZES.arguments(
-            mm_hash=bytes.fromhex(mm_hash), value=value, ttl_ms=max(1, int(self._ttl_s * 1000)),
-            max_items=self._max_items, max_dropped=MAX_DROPPED,
+            mm_hash=bytes.fromhex(mm_hash), value=value, ttl_ms=self._lifetime.ttl_ms,
+            is_due=int(self._lifetime.is_due(time.monotonic())), max_items=self._max_items,
+            max_dropped=MAX_DROPPED,
         )  # fmt: skip
         await run_command("sizes_set", lambda: self._set(keys=keys, args=arguments))
         return True

@@ -1,10 +1,12 @@
 """Single flight: which encoder works on an item, and which requests wait for it, over all gateways.
 
-A flight is a hash in Redis, on Redis' clock; `flight_state` draws its states. The first to claim it publishes
-the job; all others join, and receive what the first one receives. The encoder asks for the requesters just
-before it publishes anything, and leaves its metadata here for those that join later, so that none misses
-them. A failed flight is claimed once more by exactly one of those that received the failure. A finished one
-stays for a moment, for requesters that the result did not reach; a new order of the item begins it again.
+A flight is a hash in Redis, on Redis' clock; `flight_state` draws its states. The first to claim it
+publishes the job, most often with the claim itself; all others join, and receive what the first one
+receives. The encoder starts the job when it knows the item's size: it learns the requesters, and leaves its
+metadata here for those that join later, so that none misses them. It asks again before it publishes
+anything else. A failed flight is claimed once more by exactly one of those that received the failure. A
+finished one stays for a moment, for requesters that the result did not reach; a new order of the item
+begins it again.
 
 A flight notes on which stream its job is: that of one store's encoders. A job whose stream has lost all its
 encoders is taken off there by the gateway that checks next, and published where there are some.
@@ -15,7 +17,7 @@ then. Every step can be repeated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
@@ -23,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.coordination.flight_state import PRELUDE
+from triptych_common.coordination.flight_state import PRELUDE, PRELUDE_WITH_REQUESTERS
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
@@ -47,13 +49,11 @@ ClaimMode = Literal["new", "retry", "check"]
 
 BACKLOG_PRELUDE = files(__package__).joinpath("lua", "backlog.lua").read_text("utf-8")
 CLAIM = load_script(__package__, "claim_flight", prelude=PRELUDE + BACKLOG_PRELUDE)
-PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL = (
-    load_script(__package__, name, prelude=PRELUDE)
-    for name in (
-        "publish_job", "leave_flight", "start_job", "renew_job", "announce_metadata",
-        "finish_flight", "fail_flight",
-    )
-)  # fmt: skip
+PUBLISH, RENEW = (load_script(__package__, name, prelude=PRELUDE) for name in ("publish_job", "renew_job"))
+LEAVE, START, ANNOUNCE, FINISH, FAIL = (
+    load_script(__package__, name, prelude=PRELUDE_WITH_REQUESTERS)
+    for name in ("leave_flight", "start_job", "announce_metadata", "finish_flight", "fail_flight")
+)
 READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
@@ -91,6 +91,34 @@ class FlightClaim:
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
     backlogs: Backlogs | None = None  # for an owner that asked for them
+    entry_id: str = ""  # of the offered job, which stands on its stream; "": the owner is to publish
+
+
+@dataclass(frozen=True, slots=True)
+class JobOffer:
+    """Job that a claim publishes if the flight becomes the claimant's, under this id and attempt.
+
+    `spare_after_ms` to `blob`: as for `codec.encode`.
+    """
+
+    job: EncodeJob
+    store: str = DEFAULT_STORE
+    spare_after_ms: int | None = None
+    traceparent: str | None = None
+    remaining_ms: int | None = None
+    blob: bytes | None = field(default=None, repr=False)
+    max_oldest_s: float | None = None  # not published where each store's backlog, if read, is older
+
+    def entry_fields(self) -> list[bytes]:
+        """Return the entry of the job, flat."""
+        fields = codec.encode(
+            self.job,
+            traceparent=self.traceparent,
+            remaining_ms=self.remaining_ms,
+            blob=self.blob,
+            spare_after_ms=self.spare_after_ms,
+        )
+        return [part for pair in fields.items() for part in pair]
 
 
 class StartResult(StrEnum):
@@ -125,6 +153,7 @@ class SingleFlight:
         stores: Sequence[str] = (DEFAULT_STORE,),
         has_encoders: bool = True,
         with_backlog: bool = False,
+        offer: JobOffer | None = None,
     ) -> FlightClaim:
         """Join `requesters` to the flight, or become its owner if there is none.
 
@@ -138,14 +167,21 @@ class SingleFlight:
             stores: to whose encoders the job may go.
             has_encoders: each of them has some, so a job that waits for another's encoders is claimed again.
             with_backlog: an owner gets the backlogs of `stores` too, before it publishes.
+            offer: job for an owner to publish at once, at one of `stores`; saves a round trip.
         """
+        entry_fields = [] if offer is None else offer.entry_fields()
+        max_oldest_s = None if offer is None else offer.max_oldest_s
         reply = await self._run(
-            CLAIM, mm_hash, self._streams(namespace_digest, stores), _fields(requesters),
+            CLAIM, namespace_digest, mm_hash, self._streams(namespace_digest, stores),
+            [*entry_fields, *_fields(requesters)],
             mode=mode, job=job_id, attempt=attempt, max_attempts=max_attempts, ttl_ms=_ms(ttl_s),
             claim_ms=_ms(PUBLISH_LEASE_S), max_sends=MAX_SENDS, group=ENCODERS_GROUP,
             with_backlog=int(with_backlog), may_move=int(has_encoders),
+            offered=0 if offer is None else 1 + list(stores).index(offer.store),
+            remaining_ms=0 if offer is None else offer.remaining_ms or 0, new_ms=_ms(JOBS_TTL_S),
+            max_oldest_ms="" if max_oldest_s is None else _ms(max_oldest_s), num_fields=len(entry_fields),
         )  # fmt: skip
-        result, its_job, its_attempt, metadata, failure, *found = reply
+        result, its_job, its_attempt, metadata, failure, entry_id, *found = reply
         return FlightClaim(
             ClaimResult(result.decode()),
             JobId(its_job.decode()),
@@ -153,40 +189,30 @@ class SingleFlight:
             EncoderCacheMetadata.model_validate_json(metadata) if metadata else None,
             EncodeFailed.model_validate_json(failure) if failure else None,
             _backlogs(stores, found[0]) if found else None,
+            entry_id.decode(),
         )
 
-    async def publish_job(
-        self,
-        job: EncodeJob,
-        *,
-        store: str = DEFAULT_STORE,
-        spare_after_ms: int | None = None,
-        traceparent: str | None = None,
-        remaining_ms: int | None = None,
-        blob: bytes | None = None,
-    ) -> str | None:
-        """Put the job of a claimed flight on the stream of `store`, once over any number of calls.
-
-        `spare_after_ms`: as in `codec.encode`.
+    async def publish_job(self, offer: JobOffer) -> str | None:
+        """Put the job of a claimed flight on the stream of its store, once over any number of calls.
 
         Returns:
             The entry's id; None if the flight has another job now.
         """
-        fields = codec.encode(
-            job,
-            traceparent=traceparent,
-            remaining_ms=remaining_ms,
-            blob=blob,
-            spare_after_ms=spare_after_ms,
-        )
-        ttl_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
-        streams = self._streams(job.namespace_digest, [store])
-        reply = await self._run(PUBLISH, job.mm_hash, streams, _flat(fields), job=job.job_id, ttl_ms=ttl_ms)
+        job = offer.job
+        streams = self._streams(job.namespace_digest, [offer.store])
+        reply = await self._run(
+            PUBLISH, job.namespace_digest, job.mm_hash, streams, offer.entry_fields(),
+            job=job.job_id, remaining_ms=offer.remaining_ms or 0, new_ms=_ms(JOBS_TTL_S),
+        )  # fmt: skip
         return reply.decode() or None
 
-    async def leave_flight(self, mm_hash: str, keys: Iterable[RequesterKey]) -> bool:
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
         """Remove requesters; return True if none is left and the job, which no encoder had, was dropped."""
-        reply = await self._run(LEAVE, mm_hash, rest=map(_field, keys), group=ENCODERS_GROUP)
+        reply = await self._run(
+            LEAVE, namespace_digest, mm_hash, rest=map(_field, keys), group=ENCODERS_GROUP
+        )
         return bool(reply)
 
     async def read_backlogs(
@@ -207,18 +233,20 @@ class SingleFlight:
         lease_s: float,
         ttl_s: float,
         stream: str | None = None,
+        metadata: EncoderCacheMetadata | None = None,
     ) -> tuple[StartResult, tuple[Requester, ...]]:
         """Record that `encoder` took `job` from `stream`; return whether to run it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
         encoder of the first renews its lease. A missing flight stops an encoder that is about to begin, but
-        not one that has begun.
+        not one that has begun. `metadata` is kept as by `announce_metadata`.
         """
         reply = await self._run(
-            START, job.mm_hash, [stream or self._names.encode_jobs(job.namespace_digest)],
-            _fields(job.requesters),
+            START, job.namespace_digest, job.mm_hash,
+            [stream or self._names.encode_jobs(job.namespace_digest)], _fields(job.requesters),
             job=job.job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s),
             ttl_ms=_ms(max(ttl_s, lease_s)), attempt=job.attempt,
+            metadata=b"" if metadata is None else _kept(metadata),
         )  # fmt: skip
         return StartResult(reply[0].decode()), _requesters(reply[1:])
 
@@ -229,50 +257,57 @@ class SingleFlight:
         entry_id: str,
         encoder: str,
         *,
+        namespace_digest: str,
         lease_s: float,
         stream: str,
     ) -> bool:
         """Renew the job's lease; return False if another encoder has it or Redis does not know it."""
         reply = await self._run(
-            RENEW, mm_hash, [stream], job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s)
-        )
+            RENEW, namespace_digest, mm_hash, [stream],
+            job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s),
+        )  # fmt: skip
         return bool(reply)
 
-    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+    async def announce_metadata(
+        self, metadata: EncoderCacheMetadata, *, namespace_digest: str
+    ) -> tuple[Requester, ...] | None:
         """Store `metadata`, without its requesters, for those that join later.
 
         Returns:
             The requesters that wait now; None: there is no flight.
         """
-        kept = metadata.model_copy(update={"requesters": ()}).model_dump_json().encode()
-        reply = await self._run(ANNOUNCE, metadata.mm_hash, job=metadata.job_id, metadata=kept)
+        reply = await self._run(
+            ANNOUNCE, namespace_digest, metadata.mm_hash, job=metadata.job_id, metadata=_kept(metadata)
+        )
         return None if reply[0] == b"gone" else _requesters(reply[1:])
 
     async def finish_flight(
-        self, mm_hash: str, job_id: str, served: Iterable[RequesterKey]
+        self, metadata: EncoderCacheMetadata, served: Iterable[RequesterKey], *, namespace_digest: str
     ) -> tuple[bool, tuple[Requester, ...] | None]:
-        """Record that the item is sealed and that `served` were sent all of it.
+        """Record that the item of `metadata` is sealed and that `served` were sent all of it.
 
         Returns:
             (whether the flight has ended, the requesters that wait); not ended: others have joined, send
             it to them and ask again. None: there was no flight.
         """
         reply = await self._run(
-            FINISH, mm_hash, rest=map(_field, served), job=job_id, finished_ms=_ms(FINISHED_S)
-        )
+            FINISH, namespace_digest, metadata.mm_hash, rest=map(_field, served),
+            job=metadata.job_id, metadata=_kept(metadata), finished_ms=_ms(FINISHED_S),
+        )  # fmt: skip
         if reply[0] == b"gone":
             return True, None
         return reply[0] == b"finished", _requesters(reply[1:])
 
     async def fail_flight(
-        self, failure: EncodeFailed, *, by_owner: bool = True
+        self, failure: EncodeFailed, *, namespace_digest: str, by_owner: bool = True
     ) -> tuple[Requester, ...] | None:
         """Record that the job failed; return its requesters, or none if another encoder works on it.
 
         With `by_owner` False, any encoder may have had it. Returns None if there was no flight.
         """
         reply = await self._run(
-            FAIL, failure.mm_hash, job=failure.job_id, encoder=failure.encoder if by_owner else "",
+            FAIL, namespace_digest, failure.mm_hash,
+            job=failure.job_id, encoder=failure.encoder if by_owner else "",
             failure=failure.model_dump_json().encode(),
         )  # fmt: skip
         return None if reply[0] == b"gone" else _requesters(reply[1:])
@@ -280,13 +315,14 @@ class SingleFlight:
     async def _run(
         self,
         script: LuaScript,
+        namespace_digest: str,
         mm_hash: str,
         streams: Iterable[str] = (),
         rest: Iterable[Value] = (),
         **named: Value,
     ) -> Any:
         """Run a step of the item's flight; `streams` are those besides the one that the flight names."""
-        keys = [self._names.inflight(mm_hash), *streams]
+        keys = [self._names.inflight(namespace_digest, mm_hash), *streams]
         return await self._call(script, keys, script.arguments(rest, **named))
 
     def _streams(self, namespace_digest: str, stores: Iterable[str]) -> list[str]:
@@ -306,6 +342,11 @@ def _backlogs(stores: Sequence[str], reply: Sequence[int]) -> Backlogs:
     return dict(zip(stores, found, strict=True))
 
 
+def _kept(metadata: EncoderCacheMetadata) -> bytes:
+    """Return what a flight keeps of `metadata`: all but its requesters, which the flight has itself."""
+    return metadata.model_copy(update={"requesters": ()}).model_dump_json().encode()
+
+
 def _field(key: RequesterKey) -> str:
     return f"r:{key[0]}/{key[1]}"
 
@@ -314,10 +355,6 @@ def _fields(requesters: Iterable[Requester]) -> list[Value]:
     return [
         part for each in requesters for part in (_field(requester_key(each)), orjson.dumps(each.model_dump()))
     ]
-
-
-def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
-    return [part for pair in fields.items() for part in pair]
 
 
 def _requesters(found: Sequence[bytes]) -> tuple[Requester, ...]:

@@ -7,18 +7,24 @@ limit on every wait for the network.
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from redis import exceptions
+from redis import Redis, exceptions
 
 from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.names import StreamNames
 from triptych_common.redis_client.address import RedisAddress
-from triptych_common.redis_client.blocking import blocking_client
+from triptych_common.redis_client.blocking import BlockingClients
 from triptych_common.redis_client.failures import refusal, unavailable
 
 SOCKET_TIMEOUT_S = 2.0  # without any progress
 NUM_ATTEMPTS = 2
 TTL_S = 600  # renewed whenever the tensor is pinned
-NOT_PRIMARY = exceptions.ReadOnlyError | exceptions.MasterDownError | exceptions.TryAgainError
+NOT_PRIMARY = (
+    exceptions.ReadOnlyError
+    | exceptions.MasterDownError
+    | exceptions.TryAgainError
+    | exceptions.ClusterDownError
+    | exceptions.AskError  # and MovedError
+)
 MAX_BLOB_BYTES = 256 << 20  # Redis itself takes no value above 512 MiB
 
 T = TypeVar("T")
@@ -33,7 +39,7 @@ class BlobStore:
 
     def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
         self._names = StreamNames(deployment)
-        self._client = blocking_client(
+        self._clients = BlockingClients(
             RedisAddress.parse(url), client_name, socket_timeout_s=SOCKET_TIMEOUT_S
         )
 
@@ -47,7 +53,7 @@ class BlobStore:
         if data.nbytes > MAX_BLOB_BYTES:
             raise ItemTooLargeError("too_large", f"{data.nbytes} bytes are too many for Redis")
         key = self._names.tensor(place)
-        self._call("put tensor", lambda: self._client.set(key, data, ex=TTL_S))
+        self._call("put tensor", key, lambda client: client.set(key, data, ex=TTL_S))
 
     def get(self, place: str, num_bytes: int) -> bytes:
         """Return the bytes at `place`.
@@ -57,7 +63,7 @@ class BlobStore:
             BusUnavailableError: Redis cannot be reached.
         """
         key = self._names.tensor(place)
-        data = cast("bytes | None", self._call("get tensor", lambda: self._client.get(key)))
+        data = cast("bytes | None", self._call("get tensor", key, lambda client: client.get(key)))
         if data is None or len(data) != num_bytes:
             raise BlobMissingError(f"no tensor of {num_bytes} bytes at {place}")
         return data
@@ -70,25 +76,26 @@ class BlobStore:
         """
         key = self._names.tensor(place)
 
-        def ask() -> list[Any]:  # a pipeline of its own for each attempt: one that failed is empty
-            with self._client.pipeline(transaction=False) as pipe:
+        def ask(client: Redis) -> list[Any]:
+            # A pipeline of its own for each attempt: one that failed is empty.
+            with client.pipeline(transaction=False) as pipe:
                 pipe.strlen(key)
                 pipe.expire(key, TTL_S)
                 return pipe.execute()
 
-        found, _ = self._call("renew tensor", ask)
+        found, _ = self._call("renew tensor", key, ask)
         return bool(found == num_bytes)
 
     def close(self) -> None:
-        self._client.close()
+        self._clients.close()
 
-    def _call(self, action: str, call: Callable[[], T]) -> T:
+    def _call(self, action: str, key: str, call: Callable[[Redis], T]) -> T:
         for attempt in range(NUM_ATTEMPTS):
             try:
-                return call()
+                return call(self._clients.client_of(key))
             except (exceptions.RedisError, OSError) as error:
                 is_lost = isinstance(error, exceptions.ConnectionError | NOT_PRIMARY)
                 if attempt + 1 == NUM_ATTEMPTS or not is_lost or refusal(error) is not None:
                     raise unavailable(action, error) from error
-                self._client.connection_pool.disconnect()  # the address may mean another server now
+                self._clients.reconnect()
         raise BusUnavailableError(f"{action}: not tried")

@@ -7,7 +7,8 @@ image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPE
 containers     which files are video and audio, by their first bytes
 media_options  which options of a request callers may set
 media_bounds   what one video or sound may cost where it is decoded
+engine_args    values among vLLM's command-line options, in any spelling
 transports     the choice of a transport for an encoder and its prefill_decodes
-fair_turns     whose turn it is among classes and flows that wait for the same work
+fair_queue     order of classes and flows that wait for the same work
 transient      which exceptions are worth a retry
 """

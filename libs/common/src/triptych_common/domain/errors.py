@@ -3,6 +3,7 @@
     TriptychError
      ├─ ProtocolError                  a peer sent what is not a message
      │   ├─ UnsupportedVersionError
+     │   ├─ MixedVersionsError          at the start, beside running instances of another version
      │   └─ MalformedMessageError
      ├─ IllegalTransitionError         a state machine was asked for a step that its table forbids
      ├─ BusUnavailableError            Redis cannot be reached, or refuses to work; retryable
@@ -25,6 +26,7 @@ from typing import Any
 
 from triptych_common.protocol.errors import (
     MalformedMessageError,
+    MixedVersionsError,
     ProtocolError,
     TriptychError,
     UnsupportedVersionError,
@@ -37,6 +39,7 @@ __all__ = [
     "IllegalTransitionError",
     "ItemTooLargeError",
     "MalformedMessageError",
+    "MixedVersionsError",
     "NotOwnerError",
     "ProtocolError",
     "RequestError",

@@ -11,7 +11,8 @@ A stream entry has the fields
     spare_after_ms  of a job: when encoders of other stores may take it; without it, never (optional)
 
 A frame on the socket is the length of its body as 4 bytes, big endian, then the body as JSON.
-Everything is validated strictly when it is read: no coercion, no unknown field.
+Everything is validated strictly when it is read: no coercion. Unknown fields are ignored: a later
+release may have added them.
 """
 
 import time
@@ -124,7 +125,7 @@ def decode_record(value: bytes) -> InstanceRecord:
         outer = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise MalformedMessageError(f"InstanceRecord: {error}") from error
-    if not isinstance(outer, dict) or outer.keys() != {"v", "record"}:
+    if not isinstance(outer, dict) or not outer.keys() >= {"v", "record"}:
         raise MalformedMessageError("InstanceRecord: want the keys v and record")
     _check_version(str(outer["v"]).encode())
     try:

@@ -18,5 +18,15 @@ class UnsupportedVersionError(ProtocolError):
         self.supported = supported
 
 
+class MixedVersionsError(ProtocolError):
+    """A running instance of the deployment speaks another schema version."""
+
+    def __init__(self, instance: str, cause: UnsupportedVersionError) -> None:
+        super().__init__(
+            f"deployment has instances of another schema version: {instance} speaks {cause.version}, this "
+            f"process speaks {cause.supported}; stop them first, or start under another deployment name"
+        )
+
+
 class MalformedMessageError(ProtocolError):
     """A field is missing, unknown, or of the wrong type; or a frame is too large."""

@@ -37,6 +37,7 @@ NUMBER_BYTES: dict[str, int] = {
 
 
 class _Part(BaseModel):
+    # Strict: the namespace's digest contains RECORD_VERSION, so no other release's records arrive here.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -1,7 +1,10 @@
 """Every message that travels on Redis Streams. docs/reference/protocol.md lists their senders and readers.
 
 Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
-refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.
+is validated when it is read (`codec.decode`). Tensors never travel here.
+
+During an upgrade two releases share a deployment: fields that a later release has added are ignored. Such a
+field has a default, and a reader that ignores it still does right; any other change raises `SCHEMA_VERSION`.
 """
 
 from enum import StrEnum
@@ -38,7 +41,7 @@ Flow = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 class Message(BaseModel):
     """Base of every wire message. `TYPE` names it in the envelope."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
     TYPE: ClassVar[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -87,7 +90,7 @@ class ImageProperties(Message):
 
 
 class EncodeClass(StrEnum):
-    """Classes of encode jobs, first served first; none waits for ever (`domain.fair_turns`)."""
+    """Classes of encode jobs, first served first; none waits for ever (`domain.fair_queue`)."""
 
     INTERACTIVE = "interactive"  # a caller waits for the answer
     BATCH = "batch"  # of a batch, or of a request of low priority
@@ -274,14 +277,13 @@ class FabricTransport(StrEnum):
 
     TCP = "tcp"
     NIXL = "nixl"  # NIXL over UCX: RDMA where the hosts have it
-    REDIS = "redis"  # through Redis, for hosts that cannot reach each other
 
 
 class FabricEndpoint(Message):
     """Address at which a store's fabric agent takes entries of other hosts, inside `InstanceRecord`."""
 
-    host: HostText | None = None  # None: nothing listens, links come through Redis alone
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    host: HostText
+    port: Annotated[int, Field(ge=1, le=65535)]
     generation: PositiveInt  # its store's generation: directory entries of another one are gone
     transports: tuple[FabricTransport, ...] = Field(
         default=(FabricTransport.TCP,), min_length=1
@@ -347,6 +349,7 @@ class InstanceRecord(Message):
     host: Name | None = None  # the machine; people read it. Instances of one `store` are near each other
     fabric: FabricEndpoint | None = None  # of a fabric agent
     fabric_load: FabricLoad | None = None  # None: not announced
+    release: Name | None = None  # of Triptych, that the instance runs
 
 
 class ItemTransfer(Message):

@@ -1,4 +1,8 @@
-"""Names of streams, groups and keys in Redis. All start with `triptych:<deployment>:`."""
+"""Names of streams, groups and keys in Redis. All start with `triptych:<deployment>:`.
+
+A part in braces is a hash tag: on Redis Cluster keys with the same tag are on the same server, as a script of
+several keys needs. Keys without one are read and written one by one.
+"""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +22,7 @@ INBOX_TTL_S = 300
 """An inbox is gone this long after its owner's last heartbeat and the last message to it."""
 
 JOBS_TTL_S = 300
-"""A stream of jobs is gone this long after its encoders' last heartbeat and the last job, but not while a
+"""A stream of jobs is gone this long after its encoders' last heartbeat or its first job, but not while a
 requester may still wait for one of them."""
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -41,10 +45,13 @@ class StreamNames:
     def _key(self, *parts: str) -> str:
         return ":".join(("triptych", self.deployment, *parts))
 
+    def _tagged(self, kind: str, tag: str, *parts: str) -> str:
+        return self._key(kind, f"{{{tag}}}", *parts)
+
     # ---- streams ----
     def encode_jobs(self, namespace_digest: str, store: str = DEFAULT_STORE) -> str:
         """Stream from gateways to one namespace's encoders at `store`, group `ENCODERS_GROUP`."""
-        return self._key("encode-jobs", namespace_digest, store)
+        return self._tagged("encode-jobs", namespace_digest, store)
 
     def metadata(self, instance: str) -> str:
         """Stream from encoders to one prefill_decode instance."""
@@ -66,14 +73,6 @@ class StreamNames:
         """Stream from gateways to one fabric agent."""
         return self._key("transfers", instance)
 
-    def link_calls(self, instance: str) -> str:
-        """Stream from fabric agents to one fabric agent, whose links go through Redis."""
-        return self._key("link-calls", instance)
-
-    def link(self, link_id: str, reader: str) -> str:
-        """Stream of one direction of a link between agents; `reader`: "source" or "target". Expires."""
-        return self._key("link", link_id, f"to-{reader}")
-
     @property
     def dead_letters(self) -> str:
         """Entries that no consumer could handle, with the reason."""
@@ -83,11 +82,11 @@ class StreamNames:
     @property
     def instances(self) -> str:
         """Sorted set of instance names by their last heartbeat (seconds, wall clock of their machine)."""
-        return self._key("instances")
+        return self._key("{instance}s")
 
     def instance(self, instance: str) -> str:
         """Key of one `InstanceRecord`; expires when its heartbeats stop."""
-        return self._key("instance", instance)
+        return self._key("{instance}", instance)
 
     def tensor(self, place: str) -> str:
         """Key of one tensor's bytes, transport `redis`; `place` is its mm_hash, generation and offset."""
@@ -96,30 +95,30 @@ class StreamNames:
     @property
     def sizes(self) -> str:
         """Hash: placeholder sizes of items that were encoded before, by mm_hash (its 32 bytes)."""
-        return self._key("sizes")
+        return self._key("{sizes}")
 
     @property
     def sizes_order(self) -> str:
         """List: the mm_hashes of `sizes`, oldest first."""
-        return self._key("sizes-order")
+        return self._key("{sizes}-order")
 
-    def inflight(self, mm_hash: str) -> str:
+    def inflight(self, namespace_digest: str, mm_hash: str) -> str:
         """Key of an item's flight: its encoder, and the requesters that wait for it."""
-        return self._key("inflight", mm_hash)
+        return self._tagged("inflight", namespace_digest, mm_hash)
 
     def had_encoder(self, namespace_digest: str) -> str:
         """Key of the store of a namespace's encoder, until `JOBS_TTL_S` after their last heartbeat."""
-        return self._key("had-encoder", namespace_digest)
+        return self._tagged("had-encoder", namespace_digest)
 
     @property
     def entries(self) -> str:
         """Hash: stores that have an entry, by its mm_hash (its 32 bytes). A hint: it may be evicted."""
-        return self._key("entries")
+        return self._key("{entries}")
 
     @property
     def entries_order(self) -> str:
         """List: the mm_hashes of `entries`, oldest first."""
-        return self._key("entries-order")
+        return self._key("{entries}-order")
 
     def response(self, response_id: str) -> str:
         """Key of a stored response's instance, owner and media; expires."""
@@ -127,11 +126,11 @@ class StreamNames:
 
     def limit_levels(self, api_key_name: str) -> str:
         """Hash of an API key's used part of each rate per minute, by rate."""
-        return self._key("limit-levels", api_key_name)
+        return self._tagged("limit-levels", api_key_name)
 
     def limit_places(self, api_key_name: str) -> str:
         """Hash of an API key's requests in flight, with the end of each lease."""
-        return self._key("limit-places", api_key_name)
+        return self._tagged("limit-places", api_key_name)
 
 
 def everything(names: StreamNames) -> str:
@@ -152,13 +151,12 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
         names.acks(instance),
         names.encode_results(instance),
         names.transfers(instance),
-        names.link_calls(instance),
     )
 
 
 def is_jobs(names: StreamNames, stream: str) -> bool:
     """Return whether `stream` holds encode jobs, so that it must expire with its encoders and jobs."""
-    return stream.startswith(all_encode_jobs(names).removesuffix("*:*"))
+    return stream.startswith(everything(names).removesuffix("*") + "encode-jobs:")
 
 
 def is_inbox(names: StreamNames, stream: str) -> bool:

@@ -23,7 +23,7 @@ from triptych_common.protocol.messages import (
     Outcome,
     Preallocation,
 )
-from triptych_common.protocol.transfers import LinkCall, TransferCompleted, TransferFailed, TransferOrder
+from triptych_common.protocol.transfers import TransferCompleted, TransferFailed, TransferOrder
 
 
 class Party(StrEnum):
@@ -190,7 +190,6 @@ STEPS: tuple[Step, ...] = (
     _command("verify", _OPERATOR, store.Verify, store.Verified, occurs=_APART),
     _command("metrics", _OPERATOR, store.MetricsQuery, store.StoreMetrics, occurs=_APART),
     _command("hello_agent", _SOURCE, store.Hello, store.Welcome, occurs=_APART),
-    _bus("call_target", _SOURCE, _TARGET, "link_calls", LinkCall, _APART),
     Step("heartbeat_agent", _SOURCE, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_gateway", _GATEWAY, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_encoder", _ENCODER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),

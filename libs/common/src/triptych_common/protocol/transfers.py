@@ -7,15 +7,11 @@ that agent pushes them and reports the result to the gateways. Bytes of tensors 
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from triptych_common.protocol.ids import MmHashText, Name
 from triptych_common.protocol.item_record import MAX_PIECES
 from triptych_common.protocol.messages import EncodeClass, FabricTransport, Message
-
-MAX_TRANSFER_GATEWAYS = 64
-LinkIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-"""Random id of a link, new for each link."""
 
 
 class TransferOrder(Message):
@@ -67,16 +63,6 @@ class TransferFailed(Message):
     detail: Annotated[str, Field(max_length=500)] = ""  # for people; holds no path, address or secret
 
 
-class LinkCall(Message):
-    """Fabric agent -> another one (`link-calls:{instance}`): take a link through Redis.
-
-    The caller has made its two streams (`link:{link_id}:…`). It authenticates there.
-    """
-
-    link_id: LinkIdText
-    source: Name  # store of the caller; people read it
-
-
 class EntryPlace(Message):
     """Place of an entry in the directory: a store that had it when last reported."""
 
@@ -85,4 +71,4 @@ class EntryPlace(Message):
     num_bytes: PositiveInt
 
 
-TRANSFER_MESSAGES: tuple[type[Message], ...] = (TransferOrder, TransferCompleted, TransferFailed, LinkCall)
+TRANSFER_MESSAGES: tuple[type[Message], ...] = (TransferOrder, TransferCompleted, TransferFailed)

@@ -1,7 +1,6 @@
 """Connections to Redis and commands on them: the only place that knows redis-py's errors.
 
 address        where Redis is: URL, TLS, Sentinel; makes clients (`blocking`: those of threads)
-polled         a connection whose replies are read when they are there, for a thread that waits for more
 primary_connections  to the primary: dropped when their server no longer takes writes (failover)
 commands       runs one command within a time limit, with retries
 failures       what redis-py's errors mean

@@ -5,6 +5,8 @@
     unix://[user:password@]/path[?db=1]                      Unix socket
     redis+sentinel://[...@]host[:port],...[:...]/service[/database]   the primary that sentinels name
     rediss+sentinel://...                                    the same, Redis by TLS
+    redis+cluster://[...@]host[:port],...[:...]              Redis Cluster that these servers belong to
+    rediss+cluster://...                                     the same by TLS
 
 Options go into the query. Timeouts are not among them: this package sets them
 (a socket timeout below the block time of a read would send reads twice).
@@ -22,14 +24,17 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from triptych_common.redis_client.cluster import ClusterClient
 from triptych_common.redis_client.primary_connections import LINKS, SentinelPool, TlsLink, UnixLink
-from triptych_common.redis_client.server_watch import ServerWatch
+from triptych_common.redis_client.server_watch import CONNECT_TIMEOUT_S, ServerWatch
 
-CONNECT_TIMEOUT_S = 2.0
 SENTINEL_TIMEOUT_S = 1.0  # a sentinel that hangs; the next one is asked
-SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+SCHEMES = (
+    "redis://", "rediss://", "unix://",
+    "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://",
+)  # fmt: skip
 FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_SENTINEL_PORT = 26379
+_SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
 _OPTIONS = frozenset({"db", "ssl_check_hostname", "ssl_password", *FILE_OPTIONS, *_SENTINEL_OPTIONS})
 
@@ -41,6 +46,7 @@ class RedisAddress:
     options: Mapping[str, Any] = field(repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
+    nodes: tuple[tuple[str, int], ...] = ()  # of a cluster; the first that answers names the others
 
     @classmethod
     def parse(cls, url: str) -> "RedisAddress":
@@ -50,7 +56,9 @@ class RedisAddress:
             ValueError: it cannot be used; the text names the part, and no secret.
         """
         if not url.startswith(SCHEMES):
-            raise ValueError("must start with redis://, rediss:// or unix://, or be one for sentinels")
+            raise ValueError(
+                "must start with redis://, rediss:// or unix://, or be one for sentinels or a cluster"
+            )
         try:
             parts = urlsplit(url)
             names = {name for name, _ in parse_qsl(parts.query)}
@@ -62,6 +70,8 @@ class RedisAddress:
             raise ValueError(f"has an unknown option: {unknown[0][:50]}")
         if "+sentinel" in parts.scheme:
             return cls._of_sentinels(url)
+        if "+cluster" in parts.scheme:
+            return cls._of_cluster(url)
         return cls(_checked(url))
 
     @classmethod
@@ -74,7 +84,20 @@ class RedisAddress:
         scheme = parts.scheme.removesuffix("+sentinel")
         plain = f"{scheme}://{login}@localhost/{database}" if login else f"{scheme}://localhost/{database}"
         options = _checked(f"{plain}?{parts.query}" if parts.query else plain)
-        return cls(options, tuple(_host_and_port(each) for each in hosts.split(",")), service)
+        return cls(options, _hosts_and_ports(hosts, "sentinel", _SENTINEL_PORT), service)
+
+    @classmethod
+    def _of_cluster(cls, url: str) -> "RedisAddress":
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        if not hosts:
+            raise ValueError("needs hosts of the cluster: redis+cluster://host:6379,host:6379")
+        plain = f"{parts.scheme.removesuffix('+cluster')}://{login}@localhost?{parts.query}"
+        options = _checked(plain if login else plain.replace("://@", "://"))
+        if parts.path.strip("/") or options.get("db"):
+            raise ValueError("names a database, which Redis Cluster has not")
+        nodes = _hosts_and_ports(hosts, "cluster", _REDIS_PORT)
+        return cls({key: value for key, value in options.items() if key != "host"}, nodes=nodes)
 
     def client(self, client_name: str, watch: ServerWatch) -> Redis:
         """Return a client that connects on first use and retries nothing by itself."""
@@ -83,6 +106,10 @@ class RedisAddress:
         options = {**given.options, "redis_connect_func": watch.on_connect}
         if link_class is not UnixLink:
             options["socket_keepalive"] = True
+        if self.nodes:
+            return cast(
+                "Redis", ClusterClient(self.nodes, watch, connection_class=link_class, **given.options)
+            )
         if not self.service:
             return Redis.from_pool(ConnectionPool(connection_class=link_class, **options))
         sentinel = cast("Any", Sentinel)(self.sentinels, sentinel_kwargs=given.sentinel_options)
@@ -143,12 +170,16 @@ def _checked(url: str) -> Mapping[str, Any]:
     return options
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def _hosts_and_ports(text: str, what: str, port: int) -> tuple[tuple[str, int], ...]:
+    return tuple(_host_and_port(each, what, port) for each in text.split(","))
+
+
+def _host_and_port(text: str, what: str, default_port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host:
-        raise ValueError(f"{text[:100]} is not a sentinel's host and port")
-    return host, port or _SENTINEL_PORT
+        raise ValueError(f"{text[:100]} is not a {what}'s host and port")
+    return host, port or default_port

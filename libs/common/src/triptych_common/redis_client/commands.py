@@ -11,7 +11,7 @@ A connection that broke while idle is noticed when it is taken from the pool (TC
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from redis import exceptions
@@ -26,6 +26,7 @@ BACKOFF_BASE_S = 0.02
 BACKOFF_CAP_S = 1.0
 BLOCK_MS = 1000  # of one XREADGROUP
 READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLOCK
+SCAN_BATCH = 500  # keys that one SCAN looks at
 
 T = TypeVar("T")
 
@@ -73,6 +74,33 @@ async def run_command(
 async def send_command(client: Redis, *arguments: str | bytes | int) -> Any:
     """Send one command as Redis' documentation writes it; redis-py's types leave its reply open."""
     return await cast("Any", client).execute_command(*arguments)
+
+
+async def unlink_all(client: Redis, keys: Iterable[str | bytes]) -> None:
+    """Delete keys, one by one: of Redis Cluster they may be on different servers."""
+    async with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.execute_command("UNLINK", key)
+        await pipe.execute()
+
+
+async def find_keys(client: Redis, pattern: str, of_type: str | None = None) -> set[bytes]:
+    """Return all keys that match `pattern`, of one type ("stream") or of all.
+
+    Raises:
+        redis.exceptions.ConnectionError: the nodes of a cluster changed meanwhile, which redis-py reports
+            by a KeyError of the node's address. `run_command` asks again.
+    """
+    try:
+        return {key async for key in client.scan_iter(match=pattern, count=SCAN_BATCH, _type=of_type)}
+    except KeyError as error:
+        raise exceptions.ConnectionError(f"the cluster changed while its keys were read: {error}") from error
+
+
+async def read_time(client: Redis, key: str) -> list[int]:
+    """Return seconds and microseconds of the clock of the server that holds `key`."""
+    found: list[int] = await send_command(client, "EVAL", "return redis.call('TIME')", 1, key)
+    return [int(each) for each in found]
 
 
 def reconnect_backoff() -> ExponentialWithJitterBackoff:

@@ -8,6 +8,7 @@ from redis import exceptions
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 
 SETTING = "TRIPTYCH_REDIS_URL"
+PASSING = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterError, OSError)
 _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
@@ -15,7 +16,7 @@ def is_passing(error: BaseException) -> bool:
     """Return whether the same command can work in a moment, on a new connection."""
     if refusal(error) is not None:
         return False
-    return isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
+    return isinstance(error, PASSING)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

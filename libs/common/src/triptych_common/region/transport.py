@@ -8,7 +8,8 @@ Others: `region.cuda.transports`, and the connector's `worker.transports`.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +19,8 @@ from triptych_common.region.mapping import RegionMapping
 from triptych_common.region.tensor_view import tensor_view, write_tensor
 
 OnRelease = Callable[[], None]
+OnWritten = Callable[[], None]
+"""Ends a queued write; called once, in any thread, when the device has done it or nothing runs there."""
 
 
 class TensorWriter(Protocol):
@@ -34,6 +37,22 @@ class TensorWriter(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class QueuingWriter(TensorWriter, Protocol):
+    """The producer's end of a transport whose copies a GPU makes, in the order of its stream."""
+
+    def queue(self, place: Place, tensor: torch.Tensor) -> OnWritten:
+        """Queue the copy of `tensor` on the current stream, without waiting for it.
+
+        Every consumer would read it right once the stream has done its work; then the result is to be called.
+        When `queue` raises, no copy is under way.
+
+        Raises:
+            StaleReservationError: as in `write`.
+            TriptychError: it could not be queued. Nothing may be sealed.
+        """
+
+
 class TensorReader(Protocol):
     """The consumer's end of a transport."""
 
@@ -48,6 +67,28 @@ class TensorReader(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StartedCopy:
+    """Target of a copy that a GPU may still run. Dropping it drops the copy."""
+
+    tensor: torch.Tensor
+
+
+@runtime_checkable
+class StartingReader(TensorReader, Protocol):
+    """The consumer's end of a transport whose copies can start before the step that needs them."""
+
+    def start(self, descriptor: Descriptor) -> StartedCopy:
+        """Queue the copy of a sealed tensor that stays pinned until `finish` or until the copy is dropped.
+
+        Raises:
+            TriptychError: the tensor cannot be read.
+        """
+
+    def finish(self, started: StartedCopy, on_release: OnRelease) -> torch.Tensor:
+        """Return the tensor of `start`; `on_release` and errors are as in `open`."""
 
 
 class SharedMemoryWriter:
@@ -78,4 +119,15 @@ class SharedMemoryReader:
         self._mapping.close()
 
 
-__all__ = ["OnRelease", "Place", "SharedMemoryReader", "SharedMemoryWriter", "TensorReader", "TensorWriter"]
+__all__ = [
+    "OnRelease",
+    "OnWritten",
+    "Place",
+    "QueuingWriter",
+    "SharedMemoryReader",
+    "SharedMemoryWriter",
+    "StartedCopy",
+    "StartingReader",
+    "TensorReader",
+    "TensorWriter",
+]

@@ -2,7 +2,7 @@
 
 settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media,
                 `metrics_settings` for services with a `scrape_server`: metrics over HTTP
-config_file       one YAML file, which they override; effective_settings: what counts, and where from
+config_file       one YAML file, which they override
 yaml_file       reads a file that an operator has written
 secret_files    reads one that its owner alone can read, and keys
 service         runs a service until a signal; the second signal ends it at once

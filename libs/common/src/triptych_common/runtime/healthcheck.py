@@ -5,6 +5,9 @@ Docker restarts a container that has ended, and not one that is unhealthy. So th
 check, `python -m PACKAGE... healthcheck`, hands its exit code on, and kills the service when that was 2 (it
 does not answer) in checks in a row, without progress in between (`liveness`). Checks count only once the
 process was healthy: one that loads a model may wait for the network for long.
+
+`--liveness PACKAGE...` is for Kubernetes, which ends a container itself: exit code 1 when the service hangs,
+else 0, and nothing is killed.
 """
 
 import json
@@ -26,6 +29,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from triptych_common.runtime.liveness import Activity, HangCount, activity_of
 from triptych_common.runtime.settings import default_run_dir
 
+LIVENESS = "--liveness"
+HANGS = "service hangs: it does not answer and uses no CPU time"
 HEALTHY, NOT_READY, NO_ANSWER = 0, 1, 2
 """Exit codes of a service's own check. NOT_READY: it answers, or whether it does cannot be known."""
 
@@ -69,7 +74,7 @@ def check_liveness(file: Path, pid: int, code: int, proc: Path = Path("/proc")) 
 
 
 def main_process(words: Sequence[str], proc: Path = Path("/proc")) -> int | None:
-    """Return the first process here that runs `python -m WORDS...`; with `pid: host` there are others too."""
+    """Return the first process here that runs `python -m WORDS...`; other containers may share its ids."""
     found = [
         (int(_started_at(folder)), int(folder.name))
         for folder in _processes_here(proc)
@@ -109,19 +114,21 @@ def _write(file: Path, check: LastCheck) -> None:
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Run the check of the service that `python -m WORDS...` starts."""
+    """Run the check of the service that `python -m WORDS...` starts; first may stand `--liveness`."""
+    only_reports, words = words[:1] == [LIVENESS], [word for word in words if word != LIVENESS]
     code = subprocess.run([sys.executable, "-m", *words, "healthcheck"], check=False).returncode
     pid = main_process(words)
     with suppress(OSError):  # it has ended meanwhile, or nothing can be recorded
         file = HealthcheckSettings().run_dir / f"healthcheck-{socket.gethostname()}.json"
-        if pid is not None and check_liveness(file, pid, code):
+        hangs = pid is not None and check_liveness(file, pid, code)
+        if only_reports:
+            raise SystemExit(HANGS if hangs else HEALTHY)
+        if pid is not None and hangs:
             # Docker keeps no output of health checks; the service's own log does.
             with suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as log:
-                log.write(
-                    "service hangs: it does not answer and uses no CPU time; its health check ends it\n"
-                )
+                log.write(f"{HANGS}; its health check ends it\n")
             os.kill(pid, signal.SIGKILL)
-    raise SystemExit(HEALTHY if code == HEALTHY else 1)
+    raise SystemExit(HEALTHY if only_reports or code == HEALTHY else 1)
 
 
 if __name__ == "__main__":

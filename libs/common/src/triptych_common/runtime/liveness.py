@@ -2,7 +2,8 @@
 
 A process that answers lives, and so does one that gets CPU time, waits for a core behind other programs,
 waits for a disk, or is held by a debugger: however late it answers, it is never taken for hung. One that is
-stopped (SIGSTOP), or whose event loop waits for what does not come, does none of this.
+stopped (SIGSTOP), or whose event loop waits for what does not come, does none of this. The same `Activity` is
+compared of services (supervisor, health check of a container) and of vLLM's engines (`EngineWatchdog`).
 
 Counted are checks in a row, not seconds: where the checking process gets no core itself, it finds nothing.
 """
@@ -22,29 +23,32 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Activity:
-    """CPU time and state of a process and all its threads since its start."""
+    """CPU time and state of processes and all their threads since their start."""
 
     used_s: float  # on a core, or waiting for one
-    states: frozenset[str]  # of its threads, in the letters of /proc
+    states: frozenset[str]  # of the threads, in the letters of /proc
+    cpu_s: float = 0.0  # on a core alone
+    is_gpu_busy: bool = False
 
     def is_progress_since(self, before: "Activity", interval_s: float) -> bool:
         # The sum gets smaller when a thread ends, which is progress, too.
         used_s = abs(self.used_s - before.used_s)
-        return bool(self.states & _PROGRESSING) or used_s > MIN_SHARE * interval_s
+        return self.is_gpu_busy or bool(self.states & _PROGRESSING) or used_s > MIN_SHARE * interval_s
 
 
 def activity_of(pid: int, proc: Path = Path("/proc")) -> Activity:
     """Return the activity of process `pid` up to now; none if the process has ended."""
-    used_s, states = 0.0, set[str]()
+    cpu_s = used_s = 0.0
+    states = set[str]()
     try:
         fields = _stat(proc / str(pid) / "stat")
-        used_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
+        cpu_s = used_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
         for task in (proc / str(pid) / "task").iterdir():
             states.add(_stat(task / "stat")[0])
             used_s += run_delay_s(task / "schedstat")
     except (OSError, IndexError):  # it, or one of its threads, has ended meanwhile
         pass
-    return Activity(used_s, frozenset(states))
+    return Activity(used_s, frozenset(states), cpu_s)
 
 
 def _stat(path: Path) -> list[str]:

@@ -6,11 +6,12 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+import orjson
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -20,13 +21,53 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from triptych_common import release
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.ids import Name
 from triptych_common.protocol.names import StreamNames
-from triptych_common.runtime.config_file import ConfigFileError, ConfigFileSource
-from triptych_common.runtime.effective_settings import effective_settings
+from triptych_common.runtime.config_file import ConfigFileError, ConfigFileSource, names_of
 from triptych_common.telemetry.exporters import GRPC_PACKAGE, OtlpProtocol, is_installed
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
+
+_CREDENTIALS = re.compile(r"://[^/@\s\"]*@")  # of a URL
+HIDDEN = "(hidden)"
+DEFAULT = "default"
+
+
+def effective_settings(settings: BaseSettings, sources: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each setting: `name = value  # origin`.
+
+    Args:
+        sources: settings of each source, by its name; the first that has a setting wins.
+    """
+    lines = []
+    for name, field in type(settings).model_fields.items():
+        names = names_of(name, field)
+        origin = next((source for source, found in sources.items() if not names.isdisjoint(found)), DEFAULT)
+        value = getattr(settings, name)
+        is_hidden = _is_secret(value, is_shown=field.repr)
+        shown = HIDDEN if is_hidden else orjson.dumps(value, default=_plain).decode()
+        shown = _CREDENTIALS.sub("://***@", shown)
+        lines.append(f"{name} = {shown}  # {origin}")
+    return "\n".join(lines)
+
+
+def _is_secret(value: Any, *, is_shown: bool) -> bool:
+    return value is not None and (not is_shown or _has_secret(value))
+
+
+def _has_secret(value: Any) -> bool:
+    if isinstance(value, tuple | list | set | frozenset):
+        return any(map(_has_secret, value))
+    return isinstance(value, SecretStr)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if dump is not None else str(value)
+
 
 INVALID_SETTINGS_EXIT_CODE = 2
 
@@ -108,7 +149,7 @@ class ServiceSettings(BaseSettings):
     print_config: bool = False
     """Print all settings and where each comes from, then exit; meant for the command line."""
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
-    """URL of Redis: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`, with user and password."""
+    """URL of Redis: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`."""
     deployment: str = "default"
     """Prefix of every name in Redis: deployments on one Redis do not see each other. Letters, digits, `._-`,
     100 at most."""
@@ -198,9 +239,12 @@ class ServiceSettings(BaseSettings):
         """Return settings from the environment and `argv` (None: the process's own); make the run directory.
 
         On invalid settings: one line per fault on stderr, exit code 2. With `print_config` they are printed,
-        and the process ends with 0.
+        and the process ends with 0; with `--version` the release is.
         """
         arguments = list(sys.argv[1:] if argv is None else argv)
+        if "--version" in arguments:
+            sys.stdout.write(f"triptych {release()}\n")
+            raise SystemExit(0)
         try:
             settings = cls(_cli_parse_args=arguments)
             if settings.print_config:

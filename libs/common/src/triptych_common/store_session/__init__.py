@@ -11,6 +11,6 @@ timed_request     one command of that within a limit; a late answer is undone
 from triptych_common.store_session.async_session import AsyncStoreSession
 from triptych_common.store_session.session_state import Push
 from triptych_common.store_session.threaded_session import StoreSession
-from triptych_common.store_session.timed_request import request_within
+from triptych_common.store_session.timed_request import request_within, submit_final
 
-__all__ = ["AsyncStoreSession", "Push", "StoreSession", "request_within"]
+__all__ = ["AsyncStoreSession", "Push", "StoreSession", "request_within", "submit_final"]

@@ -68,7 +68,12 @@ class AsyncStoreSession:
             StoreError: the store refuses this client.
         """
         options = SessionOptions(
-            on_push, on_disconnect, on_reconnect, timeout_s, reconnect_timeout_s, namespace_digest
+            on_push=on_push,
+            on_disconnect=on_disconnect,
+            on_reconnect=on_reconnect,
+            timeout_s=timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            namespace_digest=namespace_digest,
         )
         session = cls(socket_path, client_name, options)
         await session._dial()

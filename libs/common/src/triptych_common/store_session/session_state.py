@@ -170,6 +170,7 @@ class SessionOptions:
     on_push: Callable[[Push], None] | None = None
     on_disconnect: Callable[[Exception | None], None] | None = None
     on_reconnect: Callable[[Welcome], None] | None = None
+    on_outage: Callable[[Exception], None] | None = None
     timeout_s: float = 10.0  # to connect and be welcomed
     reconnect_timeout_s: float = 0.0  # break that is bridged; 0: the session ends with its connection
     namespace_digest: str | None = None

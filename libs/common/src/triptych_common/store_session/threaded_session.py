@@ -37,16 +37,18 @@ MAX_UNSENT_REQUESTS = 100_000
 OnPush = Callable[[Push], None]
 OnDisconnect = Callable[[Exception | None], None]
 OnReconnect = Callable[[Welcome], None]
+OnOutage = Callable[[Exception], None]
 _Request = Request[Future[StoreReply]]
 
 
 class StoreSession:
     """A session with the store. `welcome` has the region's place; a reconnect renews it.
 
-    `on_push`, `on_reconnect` and the callbacks of futures run in the reader thread: they must not block,
-    and must not wait for another reply. `on_disconnect` runs there once, at the session's end, with None
-    after `close`. With `reconnect_timeout_s` a break of that length is bridged: pins and reservations stay,
-    requests wait, and `on_reconnect` is called after it.
+    `on_push`, `on_reconnect`, `on_outage` and the callbacks of futures run in the reader thread: they must
+    not block, and must not wait for another reply. `on_disconnect` runs there once, at the session's end,
+    with None after `close`. With `reconnect_timeout_s` a break of that length is bridged: pins and
+    reservations stay, requests wait, and `on_reconnect` is called after it. `on_outage` is called before, if
+    the store does not take a new connection at once: it has crashed or been stopped.
     """
 
     def __init__(self, socket_path: str | Path, client_name: str, options: SessionOptions) -> None:
@@ -80,6 +82,7 @@ class StoreSession:
         on_push: OnPush | None = None,
         on_disconnect: OnDisconnect | None = None,
         on_reconnect: OnReconnect | None = None,
+        on_outage: OnOutage | None = None,
         timeout_s: float = 10.0,
         reconnect_timeout_s: float = 0.0,
         namespace_digest: str | None = None,
@@ -91,7 +94,7 @@ class StoreSession:
             StoreError: the store refuses this client.
         """
         options = SessionOptions(
-            on_push, on_disconnect, on_reconnect, timeout_s, reconnect_timeout_s, namespace_digest
+            on_push, on_disconnect, on_reconnect, on_outage, timeout_s, reconnect_timeout_s, namespace_digest
         )
         return cls(socket_path, client_name, options)
 
@@ -252,6 +255,7 @@ class StoreSession:
         """Bridge the break; return None if the lease is resumed, else why the session is over."""
         self._is_up = False
         deadline, retry_s, error = time.monotonic() + self._options.reconnect_timeout_s, FIRST_RETRY_S, cause
+        is_outage = False
         with self._send_lock:
             self._socket.close()
             self._partial = b""
@@ -262,6 +266,9 @@ class StoreSession:
                 if unavailable.code == "lease_lost":
                     return unavailable
                 error = unavailable
+                if not is_outage:
+                    is_outage = True
+                    call_owner(self._options.on_outage, error)
             except TriptychError as refused:
                 return refused
             else:

@@ -7,7 +7,6 @@ is set globally, so they also work inside engines that set up tracing of their o
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from triptych_common import release
 from triptych_common.telemetry.exporters import OtlpProtocol, span_exporter
 from triptych_common.telemetry.plain_spans import PlainTracer, active_span
 from triptych_common.telemetry.random_ids import random_id
@@ -56,7 +56,7 @@ class _Provider(TracerProvider):
     def __init__(self, service_name: str, instance: str, tail_sampling: TailSampling | None) -> None:
         ids = _SystemIdGenerator()
         # What OTEL_RESOURCE_ATTRIBUTES says wins over these, not over the names.
-        ours = Resource({"service.namespace": "triptych", "service.version": version("triptych-common")})
+        ours = Resource({"service.namespace": "triptych", "service.version": release()})
         resource = ours.merge(
             Resource.create({"service.name": service_name, "service.instance.id": instance})
         )

@@ -93,6 +93,25 @@ class Admission:
         return self.state is AdmissionState.FAILED
 
     @property
+    def waits(self) -> bool:
+        """True if the last answer was no and the request has not been woken since."""
+        return self.is_waiting and not self.has_failed
+
+    @property
+    def is_partial(self) -> bool:
+        """True if the last answer let the request run up to a missing item."""
+        return self.readiness is Readiness.PART
+
+    @property
+    def may_be_scheduled(self) -> bool:
+        """True if the last answer was yes, or the request has been woken since."""
+        return self is not NOT_ASKED and not self.is_waiting and not self.has_failed
+
+    def may_encode(self, item_index: int) -> bool:
+        """True if this place of a local request has space."""
+        return self.is_local and item_index in self.granted
+
+    @property
     def last_end(self) -> int:
         return self.features[-1].end
 
@@ -109,6 +128,10 @@ class Admission:
 
     def places_of(self, mm_hash: str) -> list[Feature]:
         return [feature for feature in self.features if feature.mm_hash == mm_hash]
+
+
+NOT_ASKED = Admission("", "", None, None, (), 0)
+"""Stands for every request that the scheduler has not asked about; it is never changed."""
 
 
 def move_admission(admission: Admission, to: AdmissionState) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import EncoderCacheMetadata, Outcome
 from triptych_common.protocol.store import EntrySealed, StoreReply, WriterLost
-from triptych_vllm_connector import engine_tally
-from triptych_vllm_connector.consumer.admission import Admission
+from triptych_vllm_connector import engine_counters
+from triptych_vllm_connector.consumer.admission import NOT_ASKED, Admission
 from triptych_vllm_connector.consumer.deadlines import Deadlines
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
@@ -29,7 +29,7 @@ from triptych_vllm_connector.consumer.overlap import NO_OVERLAP, OverlapPolicy, 
 from triptych_vllm_connector.consumer.ports import EncoderCache, MessageSender, PinLink
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
-from triptych_vllm_connector.engine_tally import Changes, EngineTally
+from triptych_vllm_connector.engine_counters import Changes, EngineCounters
 from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
 
 
@@ -105,7 +105,7 @@ class Consumer:
     ) -> None:
         self._inbox = inbox
         self._preallocator = preallocator
-        self._tally = EngineTally()
+        self._counters = EngineCounters()
         self._requests = RequestTable(instance, encodes_request, now_ns)
         self._deadlines = Deadlines(now, set_alarm)
         self._pins = ItemPins(link, cache)
@@ -122,7 +122,7 @@ class Consumer:
         admission = self._requests.get(request.request_id)
         if admission is None:
             admission = self._requests.open_request(request)
-            self._tally.count(engine_tally.LOCAL_ENCODES, int(admission.is_local))
+            self._counters.count(engine_counters.LOCAL_ENCODES, int(admission.is_local))
             if not admission.has_failed:
                 for feature in admission.covered_by(num_computed_tokens):
                     self._replies.skip_item(admission, feature, "prefix_cached")
@@ -143,36 +143,22 @@ class Consumer:
         """Set how far requests may run before all their items are here; called before the first request."""
         self._grants.overlap = overlap
 
-    def is_partial(self, engine_request_id: str) -> bool:
-        """True if the last answer let the request run up to a missing item."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and admission.readiness is Readiness.PART
+    def status(self, engine_request_id: str) -> Admission:
+        """Admission of the request, to be read only; `NOT_ASKED` before the scheduler asks about it."""
+        return self._requests.get(engine_request_id) or NOT_ASKED
 
-    def is_partial_now(self, engine_request_id: str) -> bool:
-        """True if the request, asked again, could run up to a missing item only."""
-        admission = self._requests.get(engine_request_id)
-        return (
-            admission is not None and self._grants.readiness(admission, admission.asked_at) is Readiness.PART
-        )
+    def readiness_now(self, engine_request_id: str) -> Readiness:
+        """Extent to which the request could run if it were asked about again."""
+        admission = self.status(engine_request_id)
+        return self._grants.readiness(admission, admission.asked_at)
 
-    def is_incomplete(self, engine_request_id: str) -> bool:
-        """True if the request needs an item that is not here."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and self._grants.num_missing(admission) > 0
+    def num_missing(self, engine_request_id: str) -> int:
+        """Number of items that the request has asked space for and that are not here."""
+        return self._grants.num_missing(self.status(engine_request_id))
 
-    def is_complete(self, engine_request_id: str) -> bool:
-        """True if the request has asked for space and all its items are here."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and bool(admission.asked) and not self._grants.num_missing(admission)
-
-    def was_asked(self, engine_request_id: str) -> bool:
-        """True if the scheduler has asked about this request before."""
-        return self._requests.get(engine_request_id) is not None
-
-    def may_be_scheduled(self, engine_request_id: str) -> bool:
-        """True if the last answer was yes, or the request has been woken since."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and not admission.is_waiting and not admission.has_failed
+    def item_state(self, mm_hash: str) -> EngineItemState | None:
+        """State of the item: the worker can load a PINNED one and holds a view of a RESIDENT one."""
+        return self._pins.state_of(mm_hash)
 
     def begin_whole(self, engine_request_id: str) -> None:
         """Make the request wait for all granted items, since there is no room to begin in part."""
@@ -181,39 +167,25 @@ class Consumer:
             self._requests.begin_whole(admission)
             self._requests.note_answer(admission, Readiness.WAITS, admission.asked_at)
 
-    def is_local(self, engine_request_id: str) -> bool:
-        """True if this instance encodes the request's items itself."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and admission.is_local
-
-    def may_encode_item(self, engine_request_id: str, item_index: int) -> bool:
-        """True if this place of a local request has space."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and admission.is_local and item_index in admission.granted
-
-    def is_pinned(self, mm_hash: str) -> bool:
-        """True if the item is pinned, so that the worker can load it."""
-        return self._pins.state_of(mm_hash) is EngineItemState.PINNED
-
-    def is_resident(self, mm_hash: str) -> bool:
-        """True if the worker holds a view of the item that a request still needs."""
-        return self._pins.state_of(mm_hash) is EngineItemState.RESIDENT
-
     def load_item(self, engine_request_id: str, mm_hash: str) -> None:
         """Order the worker to load the item in this step; vLLM has allocated its cache space."""
-        admission = self._requests.get(engine_request_id)
-        if admission is None or not admission.is_local:
-            self._pins.order_load(mm_hash, admission.traceparent if admission else None)
+        admission = self.status(engine_request_id)
+        if not admission.is_local:
+            self._pins.order_load(mm_hash, admission.traceparent)
         self._preallocator.finalize_allocation(mm_hash)
 
     def on_loaded(self, tensors: Iterable[LoadedTensor]) -> None:
         """Count tensors that workers loaded."""
         for each in tensors:
-            self._tally.count(engine_tally.HANDOVER_BYTES, each.num_bytes, each.transport)
-            self._tally.observe(engine_tally.HANDOVER_S, each.seconds, each.transport)
+            self._counters.count(engine_counters.HANDOVER_BYTES, each.num_bytes, each.transport)
+            self._counters.observe(engine_counters.HANDOVER_S, each.seconds, each.transport)
 
     def take_loads(self) -> list[LoadOrder]:
         return self._pins.take_load_orders()
+
+    def take_starts(self) -> tuple[list[LoadOrder], list[str]]:
+        """Pinned items that workers may copy ahead, and earlier ones that no step will load."""
+        return self._pins.take_starts()
 
     def on_loads_failed(self, mm_hashes: Iterable[str]) -> dict[str, int]:
         """Fail the requests that hold these items, which the worker replaced by zeros.
@@ -223,7 +195,7 @@ class Consumer:
         """
         first_tokens: dict[str, int] = {}
         mm_hashes = tuple(mm_hashes)
-        self._tally.count(engine_tally.FAILED_LOADS, len(mm_hashes))
+        self._counters.count(engine_counters.FAILED_LOADS, len(mm_hashes))
         for mm_hash in mm_hashes:
             for engine_request_id in self._pins.requests_of(mm_hash):
                 admission = self._requests[engine_request_id]
@@ -303,11 +275,6 @@ class Consumer:
         admission = self._requests.get(request.request_id) or self._requests.open_request(request)
         self._grants.fail_admission(admission, "its time is up")
 
-    def is_waiting(self, engine_request_id: str) -> bool:
-        """True if the last answer was no and the request has not been woken since."""
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and admission.is_waiting and not admission.has_failed
-
     def on_parked(self, engine_request_id: str, step: int) -> None:
         """Record the start of a wait at the engine's step number `step`."""
         admission = self._requests.get(engine_request_id)
@@ -350,34 +317,30 @@ class Consumer:
         """Requests whose items cannot come any more; vLLM ends them with an error."""
         return self._requests.take_failed_ids()
 
-    def has_failed(self, engine_request_id: str) -> bool:
-        admission = self._requests.get(engine_request_id)
-        return admission is not None and admission.has_failed
-
     # ---- what is counted -------------------------------------------------------------------------
     def on_stalled(self) -> None:
         """Count a running request that now waits for an item."""
-        self._tally.count(engine_tally.STALLS)
+        self._counters.count(engine_counters.STALLS)
 
     def note_waiting(self, num_parked: int, num_stalled: int) -> None:
         """Set the gauges of parked and stalled requests."""
-        self._tally.set_gauge(engine_tally.PARKED, num_parked)
-        self._tally.set_gauge(engine_tally.STALLED, num_stalled)
+        self._counters.set_gauge(engine_counters.PARKED, num_parked)
+        self._counters.set_gauge(engine_counters.STALLED, num_stalled)
 
     def take_changes(self) -> Changes:
         """Metric changes since the last call, for the host."""
-        tally, preallocator = self._tally, self._preallocator
-        tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_granted, "granted")
-        tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_queued, "queued")
-        tally.set_gauge(engine_tally.PENDING, preallocator.num_pending)
-        tally.set_gauge(engine_tally.BUDGET_USED, preallocator.num_embeds_used)
+        counters, preallocator = self._counters, self._preallocator
+        counters.count_up_to(engine_counters.PREALLOCATIONS, preallocator.num_granted, "granted")
+        counters.count_up_to(engine_counters.PREALLOCATIONS, preallocator.num_queued, "queued")
+        counters.set_gauge(engine_counters.PENDING, preallocator.num_pending)
+        counters.set_gauge(engine_counters.BUDGET_USED, preallocator.num_embeds_used)
         if preallocator.budget_embeds is not None:
-            tally.set_gauge(engine_tally.BUDGET, preallocator.budget_embeds)
-        return tally.take()
+            counters.set_gauge(engine_counters.BUDGET, preallocator.budget_embeds)
+        return counters.take()
 
     def _observe_wait(self, admission: Admission) -> None:
         if (waited_s := self._requests.waited_s(admission)) is not None:
-            self._tally.observe(engine_tally.WAIT_S, waited_s)
+            self._counters.observe(engine_counters.WAIT_S, waited_s)
 
     def counts(self) -> dict[str, int]:
         """Numbers of held objects, all 0 when idle; for tests."""

@@ -11,6 +11,9 @@ RESIDENT: the worker holds a view in vLLM's encoder cache; the pin is the worker
 gone. An item may be scheduled only while it is PINNED or RESIDENT.
 
 Every pin that the store gives ends once: given back from here, or handed to the worker by a `LoadOrder`.
+
+A PINNED item of the region that no step loads yet, because its request waits for others, is named to the
+workers once: a GPU copies it ahead. The pin stays here until the `LoadOrder`.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ from enum import Enum, auto
 
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.domain.transitions import check_transition
-from triptych_common.protocol.store import Descriptor
+from triptych_common.protocol.store import SHM, Descriptor
 from triptych_vllm_connector.consumer.ports import EncoderCache, PinLink
 from triptych_vllm_connector.step_orders import LoadOrder
 
@@ -45,6 +48,7 @@ class EngineItem:
     state: EngineItemState = EngineItemState.WATCHING
     pin_id: int | None = None
     descriptor: Descriptor | None = None
+    is_started: bool = False  # workers have been told to copy it ahead
     ordered_by: str | None = None  # the request in whose name a gateway was asked to have it encoded
 
 
@@ -66,6 +70,8 @@ class ItemPins:
         self._cache = cache
         self._items: dict[str, EngineItem] = {}
         self._loads: list[LoadOrder] = []
+        self._early: dict[str, None] = {}  # pinned since the last step
+        self._dropped: list[str] = []  # started, and not to be loaded
 
     # ---- questions -------------------------------------------------------------------------------
     def count_items(self, state: EngineItemState) -> int:
@@ -125,7 +131,9 @@ class ItemPins:
             self._link.unpin(pin_id)
             return False
         move_item(item, EngineItemState.PINNED)
-        item.pin_id, item.descriptor = pin_id, descriptor
+        item.pin_id, item.descriptor, item.is_started = pin_id, descriptor, False
+        if descriptor.memory == SHM:
+            self._early[mm_hash] = None
         return True
 
     def refuse_pin(self, pin_id: int) -> None:
@@ -155,6 +163,7 @@ class ItemPins:
         lost = [item for item in self._items.values() if item.state is not EngineItemState.RESIDENT]
         for item in lost:
             del self._items[item.mm_hash]
+            self._drop_copy(item)
         return lost
 
     # ---- vLLM's encoder cache --------------------------------------------------------------------
@@ -173,7 +182,29 @@ class ItemPins:
     def take_load_orders(self) -> list[LoadOrder]:
         """Take the load orders of this step."""
         loads, self._loads = self._loads, []
+        for order in loads:
+            if (item := self._items.get(order.mm_hash)) is not None:
+                item.is_started = False  # the load takes the copy
         return loads
+
+    def take_starts(self) -> tuple[list[LoadOrder], list[str]]:
+        """Take the items that this step does not load and that workers may copy ahead, and those to drop."""
+        starts: list[LoadOrder] = []
+        for mm_hash in self._early:
+            item = self._items.get(mm_hash)
+            if item is None or item.state is not EngineItemState.PINNED or item.is_started:
+                continue
+            if item.pin_id is not None and item.descriptor is not None:
+                item.is_started = True
+                starts.append(LoadOrder(mm_hash, item.pin_id, item.descriptor))
+        self._early.clear()
+        drops, self._dropped = self._dropped, []
+        return starts, drops
+
+    def _drop_copy(self, item: EngineItem) -> None:
+        if item.is_started:
+            item.is_started = False
+            self._dropped.append(item.mm_hash)
 
     def forget_views(self) -> None:
         """Ask for new pins, because vLLM emptied its encoder cache and the views' pins end."""
@@ -181,6 +212,7 @@ class ItemPins:
             if item.state is EngineItemState.RESIDENT:
                 move_item(item, EngineItemState.WATCHING)
                 item.pin_id = item.descriptor = None
+                self._drop_copy(item)
                 self._withdraw_load(item.mm_hash)
                 self._link.pin_or_watch(item.mm_hash)
 
@@ -189,8 +221,10 @@ class ItemPins:
         if item.state is EngineItemState.WATCHING:
             self._link.unwatch(item.mm_hash)
         elif item.state is EngineItemState.PINNED and item.pin_id is not None:
+            self._drop_copy(item)
             self._link.unpin(item.pin_id)
         else:
+            self._drop_copy(item)
             self._withdraw_load(item.mm_hash)
             self._cache.evict_item(item.mm_hash)
 

@@ -98,10 +98,6 @@ class Preallocator:
     def can_ever_hold(self, need: Need) -> bool:
         return self._budget is None or need.num_embeds <= self._budget
 
-    def can_preallocate(self, needs: Sequence[Need]) -> bool:
-        """True if there is space now for all of `needs`; items already held cost nothing."""
-        return len(self._fitting(needs)) == len(needs)
-
     def preallocate(self, engine_request_id: str, needs: Sequence[Need]) -> list[Need]:
         """Grant what fits now, and queue the request for the rest.
 

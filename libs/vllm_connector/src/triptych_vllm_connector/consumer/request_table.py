@@ -49,7 +49,7 @@ class RequestTable:
 
     def waiting(self) -> Iterator[Admission]:
         """Admissions whose last answer was no and that were not woken since."""
-        return (each for each in self._admissions.values() if each.is_waiting and not each.has_failed)
+        return (each for each in self._admissions.values() if each.waits)
 
     def has_sibling(self, admission: Admission) -> bool:
         """True if another living engine request stands for the same gateway request (`n` > 1)."""

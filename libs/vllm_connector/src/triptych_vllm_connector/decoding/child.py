@@ -95,7 +95,6 @@ class OpenedItem:
     """One item's bytes, and the decoder that has them open."""
 
     def __init__(self, media: int, output: Output) -> None:
-        self._media = media
         self._output = output
         self._opened = contextlib.ExitStack()
         self._path = f"/proc/self/fd/{media}"
@@ -128,6 +127,8 @@ class OpenedItem:
         params: list[int] = []
         if request.max_threads < min(cv2.getNumberOfCPUs(), 16):  # else OpenCV's own choice
             params = [cv2.CAP_PROP_N_THREADS, request.max_threads]
+        if self._capture is not None:
+            self._capture.release()
         # By path: from a Python buffer, OpenCV 5 ends the process for some files that are damaged.
         capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, params)
         self._opened.callback(capture.release)
@@ -135,6 +136,14 @@ class OpenedItem:
             raise ValueError("the video cannot be opened")
         self._capture = capture
         return messages.Acknowledged()
+
+    def count_frames(self, request: messages.CountFrames) -> messages.Number:
+        capture = cv2.VideoCapture(self._path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_FORMAT, -1])  # as vLLM counts
+        count = 0
+        while count < request.max_count and capture.grab():
+            count += 1
+        capture.release()
+        return messages.Number(float(count))
 
     def get_property(self, request: messages.GetProperty) -> messages.Number:
         return messages.Number(float(self._capture.get(request.name)))
@@ -216,6 +225,7 @@ class OpenedItem:
 HANDLERS: dict[type[messages.DecodeRequest], Callable[[OpenedItem, Any], messages.DecodeReply]] = {
     messages.ListStreams: OpenedItem.list_streams,
     messages.OpenCapture: OpenedItem.open_capture,
+    messages.CountFrames: OpenedItem.count_frames,
     messages.GetProperty: OpenedItem.get_property,
     messages.SetProperty: OpenedItem.set_property,
     messages.Grab: OpenedItem.grab,

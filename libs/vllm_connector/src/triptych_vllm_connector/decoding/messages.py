@@ -78,6 +78,12 @@ class OpenCapture(DecodeRequest, frozen=True):
     max_threads: int
 
 
+class CountFrames(DecodeRequest, frozen=True):
+    """Count the frames by the demuxer, which decodes none, up to `max_count`. DecodeReply: `Number`."""
+
+    max_count: int
+
+
 class GetProperty(DecodeRequest, frozen=True):
     """Read a property of the capture. DecodeReply: `Number`."""
 
@@ -201,6 +207,7 @@ AnyRequest = (
     | End
     | ListStreams
     | OpenCapture
+    | CountFrames
     | GetProperty
     | SetProperty
     | Grab

@@ -7,6 +7,7 @@ checks; its calls into xgrammar's C++ code are left out here.
 import asyncio
 import copy
 import functools
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -15,10 +16,14 @@ from typing import Any, NoReturn
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.engine.async_llm import AsyncLLM
 
-from triptych_vllm_connector.grammars.compiled import SLOW_FIELD, tokenizer_info_of
+from triptych_vllm_connector.grammars.compiled import SLOW_FIELD
 from triptych_vllm_connector.grammars.compiler import GrammarCompiler, GrammarRefusedError
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
+from triptych_vllm_connector.grammars.token_cost import GROUP_FIELD
+from triptych_vllm_connector.seams.current import seam
+from triptych_vllm_connector.seams.replacing import replace
 
 PARAM = "structured_outputs"
 
@@ -26,12 +31,12 @@ PARAM = "structured_outputs"
 @asynccontextmanager
 async def compiled_first(engine: Any, *, timeout_s: float, memory_bytes: int) -> AsyncIterator[None]:
     """Make `engine` (vLLM's `AsyncLLM`) take structured requests only once their grammar is compiled."""
-    info = await asyncio.to_thread(_serialized_tokenizer, engine.vllm_config)
+    tokenizers = await asyncio.to_thread(_serialized_tokenizers, engine.vllm_config)
     leave_conversion_out()
-    if info is None:
+    if not tokenizers:
         yield
         return
-    async with GrammarCompiler.open(info, timeout_s=timeout_s, memory_bytes=memory_bytes) as compiler:
+    async with GrammarCompiler.open(*tokenizers, timeout_s=timeout_s, memory_bytes=memory_bytes) as compiler:
         check_requests(engine, compiler)
         yield
 
@@ -44,59 +49,66 @@ def check_requests(engine: Any, compiler: GrammarCompiler) -> None:
     @functools.wraps(add_request)
     async def add_checked(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(params, SamplingParams):
-            params = await _checked(params, prompt, compiler, is_compact)
+            params = await _checked(params, prompt, compiler, is_compact, group_of(request_id))
         return await add_request(request_id, prompt, params, *args, **kwargs)
 
-    engine.add_request = add_checked
+    replace(engine, "add_request", add_checked, used_by=(AsyncLLM.generate,))
 
 
 async def _checked(
-    params: SamplingParams, prompt: Any, compiler: GrammarCompiler, is_compact: bool
+    params: SamplingParams, prompt: Any, compiler: GrammarCompiler, is_compact: bool, group: str
 ) -> SamplingParams:
-    """`params`, with a mark if the grammar is slow.
+    """`params`, with the caller's request if there is a grammar, and a mark if it is slow.
 
     Raises:
         VLLMValidationError: the grammar cannot be compiled.
     """
-    if SLOW_FIELD in (params.extra_args or {}):  # `vllm_xargs` of a caller
-        raise VLLMValidationError(f"{SLOW_FIELD} may not be set", parameter="vllm_xargs")
+    for name in (SLOW_FIELD, GROUP_FIELD):
+        if name in (params.extra_args or {}):  # `vllm_xargs` of a caller
+            raise VLLMValidationError(f"{name} may not be set", parameter="vllm_xargs")
     if params.structured_outputs is None:
         return params
     try:
         job = GrammarJob.try_from_params(params.structured_outputs, is_compact=is_compact)
-        if job is None:
-            return params
         tenant = prompt.get("cache_salt") if isinstance(prompt, dict) else None
-        slow = await compiler.compile(job, tenant or "")
+        slow = None if job is None else await compiler.compile(job, tenant or "")
     except GrammarRefusedError as error:
         kind = next(name for name in _KINDS if getattr(params.structured_outputs, name) is not None)
         raise VLLMValidationError(f"{PARAM}.{kind} {error}", parameter=PARAM) from None
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise VLLMValidationError(f"{PARAM} is not valid: {error}"[:500], parameter=PARAM) from error
-    if slow is None:
-        return params
     params = copy.copy(params)  # it may be of several prompts
-    params.extra_args = {**(params.extra_args or {}), SLOW_FIELD: slow.place}
+    marks: dict[str, Any] = {GROUP_FIELD: group}
+    if job is not None and slow is not None:
+        marks[SLOW_FIELD] = [*slow.place, job.kind] if slow.place else []
+    params.extra_args = {**(params.extra_args or {}), **marks}
     return params
 
 
+def group_of(request_id: str) -> str:
+    """Return the gateway's id of a caller's request, which vLLM's ids of prompts and beams contain."""
+    found = _GATEWAY_ID.search(request_id)
+    return request_id if found is None else found[0]
+
+
+_GATEWAY_ID = re.compile(r"req-[0-9a-f]++")
 _KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
-def _serialized_tokenizer(vllm_config: Any) -> str | None:
-    """Tokenizer facts as EngineCore makes them; None if vLLM refuses structured outputs for the engine."""
+def _serialized_tokenizers(vllm_config: Any) -> list[str]:
+    """Tokenizer facts as EngineCore makes them; none if vLLM refuses structured outputs for the engine."""
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     model_config = vllm_config.model_config
     if model_config.skip_tokenizer_init or model_config.is_diffusion or model_config.runner_type == "pooling":
-        return None
+        return []
     backend = XgrammarBackend(
         vllm_config,
         tokenizer=cached_tokenizer_from_config(model_config),
         vocab_size=model_config.get_vocab_size(),
     )
-    serialized: str = tokenizer_info_of(backend).serialize_json()
-    return serialized
+    serialized = [each.serialize_json() for each in seam.tokenizer_infos(backend)]
+    return list(dict.fromkeys(serialized))  # most are equal
 
 
 class _ConvertedElsewhere:
@@ -122,7 +134,19 @@ def leave_conversion_out() -> None:
     from vllm.parser import abstract_parser
     from vllm.v1.structured_output import backend_xgrammar
 
-    backend_xgrammar.xgr = SimpleNamespace(
-        Grammar=_ConvertedElsewhere, StructuralTagItem=xgrammar.StructuralTagItem
+    converting = SimpleNamespace(Grammar=_ConvertedElsewhere, StructuralTagItem=xgrammar.StructuralTagItem)
+    replace(
+        backend_xgrammar,
+        "xgr",
+        converting,
+        used_by=(backend_xgrammar.validate_xgrammar_grammar,),
+        everywhere=False,
     )
-    abstract_parser.Grammar = _NotConverted
+    replace(
+        abstract_parser,
+        "Grammar",
+        _NotConverted,
+        used_by=(abstract_parser.structured_outputs_to_format,),
+        everywhere=False,
+    )
+    seam.try_no_grammars()

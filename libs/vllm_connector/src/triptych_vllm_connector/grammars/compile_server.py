@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from triptych_vllm_connector.grammars.allowance import exceeds_allowance
+from triptych_vllm_connector.grammars.grammar_job import tokenizer_of
 from triptych_vllm_connector.process_exit import end_with_peer
 
 READY = b"ready"
@@ -48,7 +50,7 @@ def main(control_fd: int, tokenizer_fd: int, limits: CompileLimits) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokenizer_info = _read_tokenizer(tokenizer_fd)
+    tokenizers = _read_tokenizers(tokenizer_fd)
     with socket.socket(fileno=control_fd) as control:
         control.send(READY)
         while True:
@@ -57,21 +59,21 @@ def main(control_fd: int, tokenizer_fd: int, limits: CompileLimits) -> None:
                 return
             if os.fork() == 0:
                 control.close()
-                _compile_and_exit(socket.socket(fileno=fds[0]), fds[1], limits, tokenizer_info)
+                _compile_and_exit(socket.socket(fileno=fds[0]), fds[1], limits, tokenizers)
             for fd in fds:
                 os.close(fd)
 
 
-def _read_tokenizer(tokenizer_fd: int) -> Any:
+def _read_tokenizers(tokenizer_fd: int) -> list[Any]:
     import transformers  # noqa: F401  -- xgrammar cannot be imported first
     import xgrammar
 
     with open(tokenizer_fd, "rb") as file:
-        return xgrammar.TokenizerInfo.deserialize_json(file.read().decode())
+        return [xgrammar.TokenizerInfo.deserialize_json(each) for each in json.load(file)]
 
 
 def _compile_and_exit(
-    reply_to: socket.socket, output_fd: int, limits: CompileLimits, tokenizer_info: Any
+    reply_to: socket.socket, output_fd: int, limits: CompileLimits, tokenizers: list[Any]
 ) -> None:
     """Runs in the forked process and does not return."""
     try:
@@ -82,7 +84,8 @@ def _compile_and_exit(
             job = json.loads(_receive_all(reply_to))
             end_with_peer(reply_to.fileno())  # the host closes it when the caller has gone
             _limit(limits)
-            reply_to.sendall(json.dumps(_reply(job, output_fd, limits, tokenizer_info)).encode())
+            tokenizer = tokenizer_of(job["kind"], tokenizers)
+            reply_to.sendall(json.dumps(_reply(job, output_fd, limits, tokenizer)).encode())
     finally:
         os._exit(0)  # no finalizer of the server's runs here
 
@@ -111,12 +114,14 @@ def _reply(job: dict[str, Any], output_fd: int, limits: CompileLimits, tokenizer
     started_s = time.process_time()
     try:
         compiled = compile_grammar(job, tokenizer_info)
+        cpu_s = time.process_time() - started_s
+        if exceeds_allowance(compiled, tokenizer_info.vocab_size):
+            return {"is_slow_in_engine": True}
     except MemoryError:
         return {}
     except Exception as error:  # xgrammar's errors have no common class
         fault = _PLACE.sub("", str(error)[:500]).strip()
         return {} if "bad_alloc" in fault else {"error": fault}
-    cpu_s = time.process_time() - started_s
     if cpu_s <= limits.recompile_cpu_s:
         return {"cpu_s": cpu_s, "num_bytes": 0}
     content = memoryview(compiled.serialize_json().encode())

@@ -115,17 +115,17 @@ class GrammarCompiler:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, tokenizer_info: str, *, timeout_s: float, memory_bytes: int
+        cls, *tokenizers: str, timeout_s: float, memory_bytes: int
     ) -> "AsyncIterator[GrammarCompiler]":
         """Start the compile server, and end it.
 
         Args:
-            tokenizer_info: xgrammar's, serialized.
+            tokenizers: xgrammar's `TokenizerInfo`s, serialized, as `tokenizer_of` chooses among them.
         """
         limits = CompileLimits(timeout_s, memory_bytes, RECOMPILE_CPU_S, MAX_COMPILED_BYTES)
         tokenizer_fd = os.memfd_create("tokenizer")
         with contextlib.closing(os.fdopen(tokenizer_fd, "wb")) as file:
-            file.write(tokenizer_info.encode())
+            file.write(json.dumps(tokenizers).encode())
             file.flush()
             compiler = cls(tokenizer_fd, limits)
             try:
@@ -165,6 +165,8 @@ class GrammarCompiler:
             reply = await self._ask(job, output_fd)
             if "error" in reply:
                 raise GrammarRefusedError(f"is not valid: {reply['error']}")
+            if "is_slow_in_engine" in reply:
+                raise GrammarRefusedError("is too complex: it takes too much CPU time with each token")
             if "num_bytes" not in reply:
                 log.warning("grammar refused: compile process ended", kind=job.kind, num_chars=len(job.text))
                 raise GrammarRefusedError(

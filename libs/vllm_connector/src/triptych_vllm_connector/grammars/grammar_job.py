@@ -1,9 +1,19 @@
 """One grammar to compile, as the compile server takes it, made of vLLM's parameters of a request."""
 
 import json
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 GrammarKind = Literal["json", "regex", "lark", "ebnf", "structural_tag"]
+Tokenizer = TypeVar("Tokenizer")
+
+
+def tokenizer_of(kind: str, tokenizers: Sequence[Tokenizer]) -> Tokenizer:
+    """Tokenizer for grammars of `kind`: the second of two for those that may name special tokens.
+
+    vLLM 0.33 has two; `seam.tokenizer_infos` returns them in this order.
+    """
+    return tokenizers[-1] if kind in ("lark", "structural_tag") else tokenizers[0]
 
 
 class GrammarJob(NamedTuple):

@@ -2,66 +2,161 @@
 
 The grammar `root ::= "a" | root root` compiles at once. Its 200th token costs 5 ms of the engine's thread
 and its 1,600th costs seconds: xgrammar's parser takes cubic time for ambiguous grammars. All requests of the
-batch wait meanwhile.
+batch wait meanwhile. All choices of a caller's request share one allowance, since one step has them all.
+
+A call of xgrammar cannot be interrupted, and vocabularies have tokens of more than 100 spaces: with an
+ambiguous grammar one such token costs seconds. So a long token is tried in pieces first, which end with the
+allowance.
 """
 
 import functools
-import math
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.grammars.allowance import Allowance
+from triptych_vllm_connector.seams.replacing import is_wrapped, replace, require_names
 
 log = get_logger(__name__)
 
-FREE_S = 0.5
-"""CPU seconds that a request's grammar may take regardless of its number of tokens."""
-PER_TOKEN_S = 0.005
-"""Additional CPU seconds per token, on average; JSON schemas take a hundredth of it."""
-_COST = "triptych_cpu_s"
+GROUP_FIELD = "triptych_grammar_group"
+"""Host -> EngineCore, in `SamplingParams.extra_args`: name of the caller's request, of which this one is a
+prompt, a choice or a beam."""
+MAX_ACCOUNTS = 4096
+PIECE_BYTES = 16
+"""Largest part of a token that xgrammar parses in one call."""
+_ACCOUNT = "triptych_account"
+_ALL_TOKENS = -1  # of a word of a bitmask
+
+
+@dataclass(slots=True)
+class Account:
+    """Allowance of one caller's request, until it is spent."""
+
+    name: str = ""
+    allowance: Allowance = field(default_factory=Allowance)
+    is_spent: bool = False  # for good: a refused token may be a draft that stays in the matcher
+    long_tokens: Mapping[int, bytes] = field(default_factory=dict)
+
+    def charge(self, cpu_s: float) -> None:
+        """Add what a call has taken."""
+        if not self.allowance.take(cpu_s) and not self.is_spent:
+            self.is_spent = True
+            log.warning(
+                "request ended: its grammar costs too much with each token",
+                request_id=self.name,
+                cpu_s=round(cpu_s, 3),
+                num_tokens=self.allowance.num_tokens,
+            )
+
+
+class Accounts:
+    """Accounts of recent requests, by name. vLLM makes grammars in several threads."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._long_tokens: dict[int, bytes] | None = None
+        self._lock = threading.Lock()
+
+    def of(self, name: str, grammar: Any) -> Account:
+        """Return the account of the caller's request `name`, a new one for a new name.
+
+        Args:
+            grammar: vLLM's `XgrammarGrammar`, whose tokenizer all grammars of the engine have.
+        """
+        with self._lock:
+            if self._long_tokens is None:
+                texts = enumerate(grammar.ctx.tokenizer_info.decoded_vocab)
+                self._long_tokens = {token: text for token, text in texts if len(text) > PIECE_BYTES}
+            account = self._accounts.setdefault(name, Account(name, long_tokens=self._long_tokens))
+            self._accounts.move_to_end(name)
+            if len(self._accounts) > MAX_ACCOUNTS:
+                self._accounts.popitem(last=False)
+        return account
 
 
 def bound_token_cost() -> None:
-    """Have vLLM's xgrammar grammars refuse a token when all before it have cost too much.
+    """Have vLLM's xgrammar grammars refuse tokens of a request that has taken more than it may.
 
     vLLM ends a request whose token is refused. A thread's CPU time is counted, not the wait for a core.
     """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager as Manager
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar as Grammar
 
     fill_bitmask, accept_tokens = Grammar.fill_bitmask, Grammar.accept_tokens
-    if hasattr(accept_tokens, "__wrapped__"):
+    if is_wrapped(accept_tokens):
         return
 
     @functools.wraps(fill_bitmask)
     def fill_counted(self: Any, bitmask: Any, idx: int) -> None:
+        account = _account_of(self)
+        if account.is_spent:  # the token that comes of it is refused
+            bitmask[idx].fill_(_ALL_TOKENS)
+            return
         began_s = time.thread_time()
         fill_bitmask(self, bitmask, idx)
-        _add(self, time.thread_time() - began_s)
+        account.charge(time.thread_time() - began_s)
 
     @functools.wraps(accept_tokens)
     def accept_counted(self: Any, request_id: str, tokens: list[int]) -> bool:
-        if getattr(self, _COST, 0.0) == math.inf:
+        account = _account_of(self)
+        if account.is_spent:
             return False
-        began_s = time.thread_time()
-        is_accepted = accept_tokens(self, request_id, tokens)
-        cpu_s = _add(self, time.thread_time() - began_s)
-        num_tokens = self.num_processed_tokens
-        if cpu_s <= FREE_S + PER_TOKEN_S * num_tokens:
-            return is_accepted
-        log.warning(
-            "request ended: its grammar costs too much with each token",
-            request_id=request_id,
-            cpu_s=round(cpu_s, 3),
-            num_tokens=num_tokens,
-        )
-        setattr(self, _COST, math.inf)  # the refused token may be a draft that stays in the matcher
-        return False
+        for token in tokens:
+            text = account.long_tokens.get(token)
+            if text and not _is_affordable(self.matcher, text, account):
+                return False
+            began_s, num_before = time.thread_time(), self.num_processed_tokens
+            is_accepted = accept_tokens(self, request_id, [token])
+            if not text:
+                account.charge(time.thread_time() - began_s)
+            account.allowance.earn(self.num_processed_tokens, self.num_processed_tokens - num_before)
+            if not is_accepted:
+                return False
+        return not account.is_spent
 
-    Grammar.fill_bitmask, Grammar.accept_tokens = fill_counted, accept_counted
+    create_grammar, accounts = Manager._create_grammar, Accounts()
+
+    @functools.wraps(create_grammar)
+    def create_with_account(self: Any, request: Any) -> Any:
+        grammar = create_grammar(self, request)
+        name = (request.sampling_params.extra_args or {}).get(GROUP_FIELD, request.request_id)
+        setattr(grammar, _ACCOUNT, accounts.of(name, grammar))
+        return grammar
+
+    replace(Grammar, "fill_bitmask", fill_counted, used_by=(Manager._fill_bitmasks,))
+    replace(Grammar, "accept_tokens", accept_counted, used_by=(Manager.accept_tokens,))
+    replace(Manager, "_create_grammar", create_with_account, used_by=(Manager.grammar_init,))
+    require_names((Scheduler.update_from_output,), "accept_tokens")
 
 
-def _add(grammar: Any, cpu_s: float) -> float:
-    """Return the sum of what `grammar` has cost."""
-    total_s: float = getattr(grammar, _COST, 0.0) + cpu_s
-    setattr(grammar, _COST, total_s)
-    return total_s
+def _is_affordable(matcher: Any, text: bytes, account: Account) -> bool:
+    """Charge a token's bytes, for this trial and for its acceptance. Return whether the allowance lasts.
+
+    The matcher stays as it is.
+    """
+    num_pieces = 0
+    try:
+        for start in range(0, len(text), PIECE_BYTES):
+            began_s = time.thread_time()
+            is_accepted = matcher.accept_string(text[start : start + PIECE_BYTES])
+            num_pieces += is_accepted
+            account.charge(2 * (time.thread_time() - began_s))
+            if account.is_spent or not is_accepted:  # a refused token is xgrammar's to judge
+                break
+    finally:
+        matcher.rollback(num_pieces)
+    return not account.is_spent
+
+
+def _account_of(grammar: Any) -> Account:
+    account: Account | None = getattr(grammar, _ACCOUNT, None)
+    if account is None:
+        account = Account()
+        setattr(grammar, _ACCOUNT, account)
+    return account

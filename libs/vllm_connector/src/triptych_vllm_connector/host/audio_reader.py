@@ -23,6 +23,7 @@ from triptych_vllm_connector.decoding.processes import (
     MediaRefusedError,
     Session,
 )
+from triptych_vllm_connector.seams.replacing import SeamNotFoundError, is_wrapped, replace
 
 # FFmpeg's own names. Left to itself it finds a play list or a session description behind an ID3 tag, say,
 # and reads what that names: other files, or packets from the network, for which it waits for ever.
@@ -174,7 +175,7 @@ def read_audio_formats_only(processes: DecodeProcesses) -> None:
     audio is a ValueError, which vLLM answers by 400.
 
     Raises:
-        TypeError: vLLM reads audio by something else.
+        SeamNotFoundError: vLLM reads audio by something else.
     """
     from vllm.multimodal.media import audio
 
@@ -182,16 +183,19 @@ def read_audio_formats_only(processes: DecodeProcesses) -> None:
         each.module if isinstance(each, RemoteModule) else each for each in (audio.av, audio.soundfile)
     )
     if not isinstance(av, ModuleType) or not isinstance(soundfile, ModuleType):
-        raise TypeError("vLLM's reader of audio does not have PyAV and soundfile where they were")
+        raise SeamNotFoundError("vLLM's reader of audio does not have PyAV and soundfile where they were")
 
     def is_for_pyav(error: Exception) -> bool:
         """True for an error after which vLLM tries PyAV."""
         return isinstance(error, soundfile.LibsndfileError) and error.code in audio._BAD_SF_CODES
 
-    audio.AudioDecoder = None
-    audio.av = RemoteModule(av, open=partial(RemoteContainer, processes=processes))
+    replace(audio, "AudioDecoder", None, used_by=(audio.load_audio_torchcodec,))
+    remote_av = RemoteModule(av, open=partial(RemoteContainer, processes=processes))
+    replace(audio, "av", remote_av, used_by=(audio.load_audio_pyav,), everywhere=False)
     sound_file = partial(RemoteSound, processes=processes, error=soundfile.LibsndfileError)
-    audio.soundfile = RemoteModule(soundfile, SoundFile=sound_file)
-    if not hasattr(audio.load_audio_soundfile, "__wrapped__"):
-        audio.load_audio_soundfile = refusing(audio.load_audio_soundfile, is_for_pyav)
-        audio.load_audio_pyav = refusing(audio.load_audio_pyav, lambda _: False)
+    remote_soundfile = RemoteModule(soundfile, SoundFile=sound_file)
+    replace(audio, "soundfile", remote_soundfile, used_by=(audio.load_audio_soundfile,), everywhere=False)
+    for name, leaves in (("load_audio_soundfile", is_for_pyav), ("load_audio_pyav", lambda _: False)):
+        read = getattr(audio, name)
+        if not is_wrapped(read):
+            replace(audio, name, refusing(read, leaves), used_by=(audio.load_audio,))

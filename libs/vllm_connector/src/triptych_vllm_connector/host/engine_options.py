@@ -3,6 +3,7 @@
 What the user passes through comes last, so it wins.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ _SERVED_WHOLE = (
     "Serve it by instances that do all of a request: TRIPTYCH_ROLE=encode-prefill-decode, "
     "`./triptych up --encode-prefill-decodes 1`"
 )
+GPU_ENCODER_TOKENS = 16_384
+"""Tokens that an encoder's step may take on a GPU. vLLM's default is 2,048 there, which two images of a
+megapixel fill; an encoder has no KV cache, and no tokens to sample that more would delay."""
 ENGINE_END_S = 5  # to send final acks, and to end its workers; by vLLM's default it is killed at once
 
 
@@ -30,6 +34,16 @@ class UndividedModelError(TriptychError):
 
 class TextModelError(TriptychError):
     """The model is text-only, so that an encoder has nothing to do."""
+
+
+def parse_options(options: Sequence[str]) -> Namespace:
+    """Parse options as vLLM's server does: every spelling, short names, dotted keys, `--config` files."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from triptych_vllm_connector.seams.current import seam
+
+    parsed: Namespace = seam.cli_args().make_arg_parser(FlexibleArgumentParser()).parse_args(list(options))
+    return parsed
 
 
 def _json(value: object) -> str:
@@ -76,6 +90,7 @@ def encoder_options(
         "--no-async-scheduling",  # no token is sampled: a second step in flight would be empty
         "--disable-log-stats",
         f"--max-num-seqs={encode_batch}",
+        *([f"--max-num-batched-tokens={GPU_ENCODER_TOKENS}"] if on_gpu else []),
         *passed_through,
     ]
 
@@ -91,11 +106,11 @@ def prefill_decode_options(
 
     `kv_options`: of one that hands KV caches over, or takes them (`kv_transfer`).
     """
-    scheduler = "decode_scheduler.Decode" if config.decodes_only else "parking_scheduler.Parking"
+    scheduler = "decode_scheduler" if config.decodes_only else "parking_scheduler"
     manager = None if config.decodes_only else "PreallocatingEncoderCacheManager"
     options = [
         *_common(config, model, "ec_consumer", manager, on_gpu),
-        f"--scheduler-cls={_PACKAGE}.scheduler.{scheduler}{'Async' if on_gpu else ''}Scheduler",
+        f"--scheduler-cls={_PACKAGE}.scheduler.{scheduler}.{scheduler}",
         "--enable-mm-embeds",
         f"--shutdown-timeout={ENGINE_END_S}",
         "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
@@ -103,17 +118,6 @@ def prefill_decode_options(
     if not config.has_encoder:  # with limits of 0 no tower is loaded
         options.append("--limit-mm-per-prompt=" + _json({"image": 0, "video": 0, "audio": 0}))
     return [*options, *kv_options, *passed_through]
-
-
-def option_value(options: Sequence[str], name: str, default: str) -> str:
-    """Value that `--name=value` or `--name value` gives in `options`; the last one counts."""
-    value = default
-    for index, option in enumerate(options):
-        if option.startswith(f"{name}="):
-            value = option.partition("=")[2]
-        elif option == name and index + 1 < len(options):
-            value = options[index + 1]
-    return value
 
 
 def check_division(args: Any, role: Role) -> None:

@@ -1,96 +1,79 @@
-"""Detects an engine that hangs, unlike a slow one, by its CPU time, and ends the work that waits for it.
+"""Detects an engine that hangs, unlike a slow one, by its progress, and ends the work that waits for it.
 
 On a machine with other work an engine may need minutes for what takes it a second alone. Ended in the midst
-of that, it is started again for two minutes, and meets the same item afterwards. So the limits of engines on
-a CPU are no wall clocks: an engine without an answer is left alone while its processes compute.
+of that, it is started again for two minutes, and meets the same item afterwards. So limits of engines are no
+wall clocks: an engine without an answer is left alone while it makes progress.
+
+    CPU time                 progress of an engine on a CPU; beside an idle GPU it compiles or prepares
+    GPU busy                 a kernel that runs long, or that hangs, for which the host spins
+    none of these            no progress: it hangs
+
+Waits for a core are no progress here: on a busy machine the timers of a hanging engine's threads wait too.
+Progress without an answer ends as well: an endless loop computes. On a CPU, or with an idle GPU, that is a
+multiple of the limit. A kernel that hangs keeps its GPU busy as a long one does, so a busy GPU is measured by
+the longest answer seen. Layers are not counted: a CUDA graph runs all of them as one operation.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import psutil
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.runtime.liveness import Activity, activity_of
 
-LEAST_SHARE = 0.01  # of a core: what idle threads of a hanging engine wake for is less
+NUM_LOOKS = 2  # within the limit: the second one is compared with the first
 SPIN_FACTOR = 10
 """Multiple of the limit, and of the longest answer, after which a computing engine is in an endless loop."""
 
-UsedSeconds = Callable[[], float]
+FindActivity = Callable[[], Activity]
 
 
-class StallCheck:
-    """Checks one engine each time it has not answered for `limit_s` seconds. Has no clock of its own."""
+def engine_activity(is_gpu_busy: Callable[[], bool]) -> FindActivity:
+    """Return a function that sums the CPU time of all processes below this one, its engine's.
 
-    def __init__(self, limit_s: float, used_s: UsedSeconds | None) -> None:
-        """
-        Args:
-            limit_s: seconds between two looks.
-            used_s: CPU seconds that the engine has used since its start. None: it computes on a GPU, where a
-                host that waits spins; every look without an answer then finds a stalled engine.
-        """
-        self.limit_s = limit_s
-        self._used_s = used_s
-        self._longest_s = 0.0  # CPU time of an answer
-        self._at_answer = self._at_look = used_s() if used_s else 0.0
+    An engine starts its processes once: those that are there now are summed, and one that has ended counts
+    as before.
 
-    def start(self) -> None:
-        """Record that an idle engine gets work."""
-        if self._used_s is not None:
-            self._at_answer = self._at_look = self._used_s()
-
-    def note_answer(self) -> None:
-        """Record that the engine has answered some of its work."""
-        before = self._at_answer
-        self.start()
-        self._longest_s = max(self._longest_s, self._at_answer - before)
-
-    def is_stalled(self) -> bool:
-        """True if the engine hangs; called after each `limit_s` seconds without an answer."""
-        if self._used_s is None:
-            return True
-        used_s = self._used_s()
-        has_computed = used_s - self._at_look >= LEAST_SHARE * self.limit_s
-        self._at_look = used_s
-        return not has_computed or used_s - self._at_answer > SPIN_FACTOR * max(self.limit_s, self._longest_s)
-
-
-def engine_cpu_seconds(*, on_gpu: bool) -> UsedSeconds | None:
-    """Function that sums the CPU seconds of this process's running engine.
-
-    None: it computes on a GPU (`on_gpu`). An engine starts its processes once: those that are there now are
-    summed, and one that has ended counts as before.
+    Args:
+        is_gpu_busy: whether its GPUs compute at this moment; False if it has none.
     """
-    if on_gpu:
-        return None
-    processes = psutil.Process().children(recursive=True)
-    known: dict[int, float] = {}
+    pids = [process.pid for process in psutil.Process().children(recursive=True)]
+    return partial(_sum, dict.fromkeys(pids, 0.0), is_gpu_busy)
 
-    def used_s() -> float:
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                known[process.pid] = times.user + times.system
-        return sum(known.values())
 
-    return used_s
+def _sum(known: dict[int, float], is_gpu_busy: Callable[[], bool]) -> Activity:
+    """Return the sum over the processes in `known`, whose CPU seconds are updated."""
+    known.update({pid: found.cpu_s for pid in known if (found := activity_of(pid)).states})
+    cpu_s = sum(known.values())
+    return Activity(cpu_s, frozenset(), cpu_s, is_gpu_busy())
 
 
 class EngineWatchdog:
     """Fails the work that waits for one engine when it hangs.
 
     Its host lives: it stays registered, and an encoder's renews the leases of its jobs. An answer to any of
-    its work shows that an engine is only slow, and so does its CPU time.
+    its work shows that an engine is only slow, and so does its progress.
     """
 
-    def __init__(self, check: StallCheck, error: type[TriptychError]) -> None:
-        """`error` is raised if the engine hangs."""
-        self._check = check
+    def __init__(self, limit_s: float, activity: FindActivity, error: type[TriptychError]) -> None:
+        """
+        Args:
+            limit_s: seconds without an answer and without progress after which the engine hangs.
+            activity: what the engine has done since its start; asked only while no answer comes.
+            error: raised if the engine hangs.
+        """
+        self._limit_s = limit_s
+        self._find_activity = activity
         self._error = error
         self._timers: set[asyncio.Timeout] = set()
         self._next_look: asyncio.TimerHandle | None = None
+        self._before: Activity | None = None  # at the last look since the last answer
+        self._worked_s = self._longest_work_s = 0.0  # CPU time seen without an answer; of an answer
+        self._waits_since = self._longest_s = 0.0  # for an answer, or since the GPU became busy; of an answer
+        self._has_answered = False
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
@@ -102,8 +85,7 @@ class EngineWatchdog:
         try:
             async with asyncio.timeout(None) as timer:
                 if not self._timers:
-                    self._check.start()
-                    self._plan_look()
+                    self._watch_anew()
                 self._timers.add(timer)
                 try:
                     yield
@@ -113,16 +95,24 @@ class EngineWatchdog:
                         self._cancel_look()
         except TimeoutError as error:
             raise self._error(
-                f"vLLM's engine has not answered for {self._check.limit_s} s, and computes nothing"
+                f"vLLM's engine has not answered for {self._limit_s} s or more, and makes no progress"
             ) from error
         # Work that was cancelled, or that the host itself could not do, is no answer.
-        self._check.note_answer()
+        self._has_answered = True
+        self._longest_work_s = max(self._longest_work_s, self._worked_s)
+        self._longest_s = max(self._longest_s, asyncio.get_running_loop().time() - self._waits_since)
         if self._timers:
-            self._plan_look()
+            self._watch_anew()
+
+    def _watch_anew(self) -> None:
+        """Begin at an answer, or when an idle engine gets work."""
+        self._before, self._worked_s = None, 0.0
+        self._waits_since = asyncio.get_running_loop().time()
+        self._plan_look()
 
     def _plan_look(self) -> None:
         self._cancel_look()
-        self._next_look = asyncio.get_running_loop().call_later(self._check.limit_s, self._look)
+        self._next_look = asyncio.get_running_loop().call_later(self._limit_s / NUM_LOOKS, self._look)
 
     def _cancel_look(self) -> None:
         if self._next_look is not None:
@@ -131,10 +121,24 @@ class EngineWatchdog:
 
     def _look(self) -> None:
         self._next_look = None
-        if not self._check.is_stalled():
+        now = asyncio.get_running_loop().time()
+        if not self._is_hung(self._find_activity(), now):
             self._plan_look()
             return
-        now = asyncio.get_running_loop().time()
         for timer in self._timers:
             if not timer.expired():
                 timer.reschedule(now)
+
+    def _is_hung(self, activity: Activity, now: float) -> bool:
+        before, self._before = self._before, activity
+        if before is None:
+            return False
+        if not activity.is_progress_since(before, self._limit_s / NUM_LOOKS):
+            return True
+        self._worked_s += activity.cpu_s - before.cpu_s
+        if not activity.is_gpu_busy:
+            return self._worked_s > SPIN_FACTOR * max(self._limit_s, self._longest_work_s)
+        if not before.is_gpu_busy:
+            self._waits_since = now
+        least_s = self._limit_s if self._has_answered else SPIN_FACTOR * self._limit_s
+        return now - self._waits_since >= max(least_s, SPIN_FACTOR * self._longest_s)

@@ -9,6 +9,7 @@ from triptych_common.domain.media_bounds import refused_codec
 from triptych_vllm_connector.decoding import messages
 from triptych_vllm_connector.decoding.images import image_of, is_bounded
 from triptych_vllm_connector.decoding.processes import DecodeProcesses, MediaRefusedError
+from triptych_vllm_connector.seams.replacing import replace
 
 
 def decoded_apart(opened: Image.Image, media: bytes, processes: DecodeProcesses) -> Image.Image | None:
@@ -48,17 +49,16 @@ def read_image_formats_only(formats: Sequence[str], processes: DecodeProcesses) 
     vLLM would try every still-image decoder that Pillow has, and in another order than the gateway.
 
     Raises:
-        TypeError: vLLM keeps something else there.
+        SeamNotFoundError: vLLM keeps something else there.
     """
     from vllm.multimodal import image
     from vllm.multimodal.media import image as reader
 
-    if not isinstance(image.ALLOWED_IMAGE_FORMATS, tuple) or not callable(reader.open_image):
-        raise TypeError("vLLM's list of image formats is not where it was")
-    image.ALLOWED_IMAGE_FORMATS = tuple(formats)
+    open_bounded = image.open_image
+    replace(image, "ALLOWED_IMAGE_FORMATS", tuple(formats), used_by=(open_bounded,))
 
     def open_image(file: Any) -> Image.Image:
-        opened = image.open_image(file)
+        opened = open_bounded(file)
         return decoded_apart(opened, file.getvalue(), processes) or opened
 
-    reader.open_image = open_image
+    replace(reader, "open_image", open_image, used_by=(reader.ImageMediaIO.load_bytes,), everywhere=False)

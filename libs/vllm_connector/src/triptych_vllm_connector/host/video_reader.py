@@ -5,6 +5,7 @@ last one. The file's own facts are checked before; then the chosen frames are co
 process (`decoding`): vLLM's loaders call a `RemoteCapture`.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 from pybase64 import b64decode
+from vllm.multimodal.media.connector import MediaConnector
 from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video import PyNvVideoCodecVideoBackend, VideoLoader
 from vllm.multimodal.video_decoders import opencv
@@ -27,13 +29,16 @@ from triptych_vllm_connector.decoding.processes import (
     MediaRefusedError,
     Session,
 )
+from triptych_vllm_connector.seams.current import seam
+from triptych_vllm_connector.seams.replacing import replace, require_names
 
 DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}  # FFmpeg's names of our containers
 MAX_FRAMES_PER_S = 240  # frame rates above this come from no camera
 THREAD_BYTES_PER_PIXEL = 8  # two frames of 10 bits: FFmpeg decodes a frame in each thread
 MAX_THREADS = 16
 _load_bytes = VideoMediaIO.load_bytes
-_open_video_capture = opencv.OpenCVVideoBackendMixin.open_video_capture
+require_names((_load_bytes,), "video_loader")
+require_names((opencv.decode_opencv,), "read_frames")
 
 
 class VideoRefusedError(MediaRefusedError):
@@ -55,7 +60,20 @@ class RemoteCapture:
         if codec is not None:
             raise VideoRefusedError(f"the codec {codec or 'of the video'!r} is not decoded here")
         num_threads = session.bounds.num_bytes // (THREAD_BYTES_PER_PIXEL * max(streams.num_pixels, 1))
-        session.ask(messages.OpenCapture(min(max(num_threads, 1), MAX_THREADS)), messages.Acknowledged)
+        self._opening = messages.OpenCapture(min(max(num_threads, 1), MAX_THREADS))
+        session.ask(self._opening, messages.Acknowledged)
+        self._was_moved = False
+
+    def reopen(self) -> None:
+        """Open the video again unless nothing was sought in it: vLLM decodes from a capture of its own."""
+        if self._was_moved:
+            self._session.ask(self._opening, messages.Acknowledged)
+            self._was_moved = False
+
+    def count_frames(self) -> int:
+        """Number of frames by the demuxer, up to one more than the bounds allow."""
+        most = math.ceil(self.bounds.max_s * MAX_FRAMES_PER_S) + 1
+        return int(self._session.ask(messages.CountFrames(most), messages.Number).value)
 
     def get(self, name: int) -> float:
         return self._session.ask(messages.GetProperty(name), messages.Number).value
@@ -63,6 +81,7 @@ class RemoteCapture:
     def set(self, name: int, value: float) -> bool:
         self._grabbed.clear()
         self._targets.clear()
+        self._was_moved = True
         return self._session.ask(messages.SetProperty(name, value), messages.Flag).value
 
     def expect_targets(self, frame_indices: list[int]) -> None:
@@ -108,7 +127,22 @@ def _open_capture(data: bytes) -> Any:
     return _capture.get() or _open_video_capture(data)
 
 
-opencv.OpenCVVideoBackendMixin.open_video_capture = staticmethod(_open_capture)
+def _count_frames(data: bytes) -> int:
+    """Number of frames of the capture for this thread; without one, as vLLM counts."""
+    capture = _capture.get()
+    if capture is None:
+        return _demux_count_frames(data)
+    count = capture.count_frames()
+    if count == 0:
+        raise VideoRefusedError("the video has no frames")
+    return count
+
+
+_opencv = opencv.OpenCVVideoBackendMixin
+_open_video_capture = replace(
+    _opencv, "open_video_capture", staticmethod(_open_capture), used_by=(opencv.decode_opencv,)
+)
+_demux_count_frames = seam.replace_frame_count(_count_frames)
 
 
 class _BoundedLoader:
@@ -117,13 +151,15 @@ class _BoundedLoader:
     bounds: VideoBounds
 
     @classmethod
-    def read_frames(cls, cap: Any, frame_indices: list[int], *args: Any, **kwargs: Any) -> Any:
-        if _num_pixels(cap) * len(frame_indices) > cls.bounds.max_pixels:
+    def read_frames(cls, cap: Any, frame_idx: list[int], *args: Any, **kwargs: Any) -> Any:
+        if _num_pixels(cap) * len(frame_idx) > cls.bounds.max_pixels:
             message = f"the video's frames have more than {cls.bounds.max_pixels} pixels together"
             raise VideoRefusedError(message)
+        if seam.READS_METADATA_APART:
+            cap.reopen()
         if cls._grabs_in_order() and not kwargs.get("frame_recovery"):
-            cap.expect_targets(frame_indices)
-        frames, valid = super().read_frames(cap, frame_indices, *args, **kwargs)  # type: ignore[misc]
+            cap.expect_targets(frame_idx)
+        frames, valid = super().read_frames(cap, frame_idx, *args, **kwargs)  # type: ignore[misc]
         if not valid:  # OpenCV's FFmpeg opens AV1, for example, and has no decoder for it
             codec = int(cap.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode("ascii", "replace")
             message = f"OpenCV cannot decode any frame of the video, whose codec is {codec!r}"
@@ -146,6 +182,8 @@ def _check_file(cap: RemoteCapture, bounds: VideoBounds) -> None:
     """Check the facts in the file's headers; decodes nothing."""
     num_pixels, num_frames = _num_pixels(cap), int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
     fps = cap.get(cv2.CAP_PROP_FPS)
+    if num_frames < 1 and seam.READS_METADATA_APART:  # a stream's header has no number
+        num_frames = cap.count_frames()
     if num_frames < 1:
         raise VideoRefusedError("the video has no frames")
     if num_frames > bounds.max_s * (min(fps, MAX_FRAMES_PER_S) if fps > 0 else MAX_FRAMES_PER_S):
@@ -200,5 +238,5 @@ def read_videos_within(bounds: VideoBounds, processes: DecodeProcesses) -> None:
     def load_base64(reader: VideoMediaIO, media_type: str, data: str) -> Any:
         return load_bytes(reader, b64decode(data, validate=True))
 
-    VideoMediaIO.load_bytes = load_bytes
-    VideoMediaIO.load_base64 = load_base64
+    replace(VideoMediaIO, "load_bytes", load_bytes, used_by=(MediaConnector.load_from_url_async,))
+    replace(VideoMediaIO, "load_base64", load_base64, used_by=(MediaConnector._load_data_url,))

@@ -29,6 +29,7 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 log = get_logger(__name__)
 
 PIN_ANEW_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 60.0  # of a step's encode on the GPU, and its copies
 SAVES_SUFFIX = "-saves"  # to the instance's name: a second session of the same worker
 
 
@@ -62,7 +63,14 @@ class SavingWorker(WritingWorker):
             log.warning("encoder output not saved", mm_hash=mm_hash, code="unavailable")
 
     def wait_for_seals(self) -> None:
-        """Wait until all written entries are sealed: the store runs a session's commands in order."""
+        """Wait until all written entries are sealed: the store runs a session's commands in order.
+
+        Raises:
+            CudaError: the GPU has failed, and the engine ends with it.
+        """
+        self.seal_when_done()
+        if not self.wait_written(WRITE_TIMEOUT_S):
+            log.warning("encoder outputs not written yet", timeout_s=WRITE_TIMEOUT_S)
         self._calls.try_call(self._session, Ping(seq=0))
 
 

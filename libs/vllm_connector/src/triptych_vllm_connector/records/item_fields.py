@@ -44,7 +44,7 @@ ENCODER_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Names of the encoder's fields in vLLM 0.32's models, by their contents."""
+"""Names of the encoder's fields in vLLM's models, by their contents."""
 
 _ENCODER_NAMES = frozenset().union(*ENCODER_FIELDS.values())
 

@@ -6,15 +6,20 @@ is checked before vLLM sees it; a wrong one ends its request with 400, and nothi
 """
 
 import asyncio
+import dataclasses
+import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import orjson
 import torch
 from pydantic import ValidationError
+from vllm.entrypoints.anthropic import api_router as messages_router
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion import api_router as chat_router
+from vllm.entrypoints.openai.responses import api_router as responses_router
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
@@ -24,9 +29,11 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     MultiModalSharedField,
 )
+from vllm.multimodal.processing import BaseProcessingInfo
 from vllm.multimodal.processing.processor import PromptUpdateDetails, ResolvedPromptUpdate, UpdateMode
-from vllm.renderers import chat_utils
+from vllm.renderers.base import BaseRenderer
 from vllm.utils.async_utils import make_async
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
@@ -37,11 +44,13 @@ from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
+from triptych_vllm_connector.seams.current import seam
+from triptych_vllm_connector.seams.replacing import replace
 
 request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
 """Items of the request being served, by mm_hash."""
 
-StockParser: Any = chat_utils.AsyncMultiModalContentParser
+StockParser: Any = seam.content_parser()[0]
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
 Create = Callable[..., Awaitable[Any]]
 
@@ -72,7 +81,12 @@ class ItemUrlParser(StockParser):
 
 def read_item_urls() -> None:
     """Replace vLLM's parser of content parts in this process."""
-    chat_utils.AsyncMultiModalContentParser = ItemUrlParser
+    replace(
+        sys.modules[StockParser.__module__],
+        StockParser.__name__,
+        ItemUrlParser,
+        used_by=(seam.content_parser()[1],),
+    )
 
 
 def _refused(message: str) -> Exception:
@@ -183,20 +197,31 @@ def replay_records(
     def process_async(*args: Any, **kwargs: Any) -> Awaitable[Any]:
         return in_thread(request_items.get({}), *args, **kwargs)
 
-    renderer._mm_processor_cache = cache
-    renderer._process_multimodal_async = process_async
+    replace(renderer, "_mm_processor_cache", cache, used_by=(BaseRenderer._process_multimodal,))
+    replace(
+        renderer,
+        "_process_multimodal_async",
+        process_async,
+        used_by=(BaseRenderer._process_tokens_async,),
+    )
     info = renderer.get_mm_processor().info
     _let_items_pass(info, cache, are_all_items=renders_media)
     metadata_only = MetadataOnly(info.data_parser.placeholder_metadata_fields) if renders_media else None
     _divide_items_of(engine.input_processor, metadata_only)
     read_item_urls()
-    for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
-        serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
+    chat, messages = state.openai_serving_chat, state.anthropic_serving_messages
+    for serving, user in (
+        (chat, chat_router.create_chat_completion),
+        (messages, AnthropicServingMessages.create_messages),
+    ):
+        create = _taking_records(serving, serving.create_chat_completion)
+        replace(serving, "create_chat_completion", create, used_by=(user,))
     responses = state.openai_serving_responses
     create_responses = _taking_records(responses, responses.create_responses)
-    responses.create_responses = _refusing_placeholders(responses, create_responses, placeholder_tokens)
-    messages = state.anthropic_serving_messages
-    messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
+    create_responses = _refusing_placeholders(responses, create_responses, placeholder_tokens)
+    replace(responses, "create_responses", create_responses, used_by=(responses_router.create_responses,))
+    count = _taking_records_of_count(messages, messages.count_tokens)
+    replace(messages, "count_tokens", count, used_by=(messages_router.count_tokens,))
 
 
 class MetadataOnly:
@@ -218,13 +243,14 @@ class MetadataOnly:
                 if is_for_language_model(name, element, declared)
             }
         )
-        return replace(feature, data=data)
+        return dataclasses.replace(feature, data=data)
 
 
 def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> None:
     """Lift the item limit for items with records; it is 0 where raw media of a modality are not served."""
+    users = (BaseProcessingInfo.parse_mm_data,)
     if are_all_items:  # its parser of content parts makes an `info` of its own for each request
-        type(info).validate_num_items = lambda self, modality, num_items: None
+        replace(type(info), "validate_num_items", lambda self, modality, num_items: None, used_by=users)
         return
     validate = info.validate_num_items
 
@@ -232,7 +258,7 @@ def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> 
         if not cache.has(modality):
             validate(modality, num_items)
 
-    info.validate_num_items = validate_num_items
+    replace(info, "validate_num_items", validate_num_items, used_by=users)
 
 
 def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) -> None:
@@ -252,8 +278,9 @@ def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) 
             request.mm_features = [metadata_only.strip(each) for each in request.mm_features]
         return request
 
-    processor.process_inputs = process_inputs
-    processor.process_inputs_async = make_async(process_inputs, executor=processor.renderer._executor)
+    process_async = make_async(process_inputs, executor=processor.renderer._executor)
+    replace(processor, "process_inputs", process_inputs, used_by=(AsyncLLM.add_request,))
+    replace(processor, "process_inputs_async", process_async, used_by=(AsyncLLM.add_request,))
 
 
 def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

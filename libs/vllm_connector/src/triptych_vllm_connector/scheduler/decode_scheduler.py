@@ -8,13 +8,16 @@ cache which it may not read is ended, too (`kv_refusals`).
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.grammars.compiled import GONE
 from triptych_vllm_connector.kv_failures import KvFailure
 from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
+from triptych_vllm_connector.seams.current import seam
 
 log = get_logger(__name__)
 
@@ -65,6 +68,7 @@ class DecodeMixin(_Base):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Put the reason of a failure into `stop_reason`, since vLLM's errors carry none."""
         by_client = super().update_from_output(scheduler_output, model_runner_output)
+        seam.retry_instead(by_client, GONE)
         if len(self._refusals):
             for each in by_client.values():
                 for output in each.outputs:
@@ -84,8 +88,15 @@ class DecodeMixin(_Base):
 
 
 class DecodeScheduler(DecodeMixin, Scheduler):
-    """Decode scheduler for CPUs, and wherever scheduling is synchronous."""
+    """Decode scheduler for an engine that runs one step at a time."""
 
 
 class DecodeAsyncScheduler(DecodeMixin, AsyncScheduler):
-    """Decode scheduler for GPUs: vLLM schedules the next step while the last one runs."""
+    """Decode scheduler for an engine that schedules the next step while the last one runs."""
+
+
+def decode_scheduler(vllm_config: VllmConfig, **options: Any) -> Scheduler:
+    """Make the decode scheduler that fits the engine, as `parking_scheduler` does."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    cls = DecodeAsyncScheduler if is_async else DecodeScheduler
+    return cls(vllm_config=vllm_config, **options)

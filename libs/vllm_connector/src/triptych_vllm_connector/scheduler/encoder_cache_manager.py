@@ -9,6 +9,8 @@ from typing import Any
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
+from triptych_vllm_connector.seams.current import seam
 
 _UNBOUNDED = 1 << 62
 
@@ -53,7 +55,8 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
 
     def evict_item(self, mm_hash: str) -> None:
         """Drop the entry, unless a local request refers to it: a step being planned may read it."""
-        if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
+        holders = self.cached.get(mm_hash, ())
+        if self.consumer is None or not any(self.consumer.status(each).is_local for each in holders):
             super().evict_item(mm_hash)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
@@ -64,10 +67,12 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
         if self.consumer is not None:
-            if self.consumer.is_local(request.request_id):
-                may_allocate = self.consumer.may_encode_item(request.request_id, input_id)
+            status = self.consumer.status(request.request_id)
+            if status.is_local:
+                may_allocate = status.may_encode(input_id)
             else:
-                may_allocate = self.consumer.is_pinned(request.mm_features[input_id].identifier)
+                state = self.consumer.item_state(request.mm_features[input_id].identifier)
+                may_allocate = state is EngineItemState.PINNED
                 # A load costs no encoder compute: only space counts.
                 encoder_compute_budget = max(encoder_compute_budget, request.get_num_encoder_embeds(input_id))
             if not may_allocate:
@@ -81,7 +86,8 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         """
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
-        if mm_hash in self.freeable and (self.consumer is None or not self.consumer.is_resident(mm_hash)):
+        is_held = self.consumer is not None and self.consumer.item_state(mm_hash) is EngineItemState.RESIDENT
+        if mm_hash in self.freeable and not is_held:
             self.evict_item(mm_hash)
 
 
@@ -101,7 +107,7 @@ class ForgettingEncoderCacheManager(_EvictingManager):
         if self.freeable.pop(mm_hash, None) is not None:
             self.num_freeable_slots -= self.num_embeds_by_hash[mm_hash]
         self.cached[mm_hash].add(request.request_id)
-        self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
+        seam.add_cached_input(self, request.request_id, input_id, mm_hash)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
         super().free_encoder_input(request, input_id)

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from triptych_vllm_connector.seams.replacing import replace
+
 PROMPT = "remote_prompt"  # of `kv_transfer_params`
 
 
@@ -33,7 +35,10 @@ def describe_kv_caches(kv_connector: Any) -> None:
                 params[PROMPT] = _description(request.prompt_token_ids, num_cut)
         return is_kept, params
 
-    scheduler.request_finished = request_finished
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
+
+    users = (NixlBaseConnector.request_finished, NixlBaseConnector.request_finished_all_groups)
+    replace(scheduler, "request_finished", request_finished, used_by=users)
 
 
 def is_of_prompt(params: dict[str, Any], token_ids: Sequence[int] | None) -> bool:

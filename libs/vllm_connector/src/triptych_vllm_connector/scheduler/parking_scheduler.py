@@ -6,12 +6,14 @@ reports that its items are pinned, or that they will never be. Loaded by `--sche
 
 A request that has begun without all of its items, or that runs item by item, stays among the running ones
 while it waits for the next item, and keeps its KV blocks: it is stalled. When nothing but stalled requests is
-left, the engine waits for input. What stalled requests hold they give back when others need it: `giving_way`.
+left, the engine waits for input. Stalled requests give back what they hold when others need it
+(`partial_preemption`).
 """
 
 from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,13 +21,17 @@ from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_vllm_connector.connector import TriptychECConnector
+from triptych_vllm_connector.consumer.admission import NOT_ASKED
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.overlap import Readiness
+from triptych_vllm_connector.grammars.compiled import GONE
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
-from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
-from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
-from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
+from triptych_vllm_connector.scheduler.partial_preemption import PartialPreemption, overlap_policy
+from triptych_vllm_connector.scheduler.prefill_budget import PrefillBudget
+from triptych_vllm_connector.scheduler.prefill_chunking import DECODE_SHARES, PrefillChunking
+from triptych_vllm_connector.seams.current import seam
 from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
 
 # A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
@@ -79,11 +85,11 @@ class ParkingMixin(_Base):
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share
-        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share), self._is_ready)
-        self._giving_way: GivingWay | None = None
+        self._prefill_budget = PrefillBudget(self, self._stalled, PrefillChunking(share), self._is_ready)
+        self._preemption: PartialPreemption | None = None
         if policy.is_on:
             self.consumer.use_overlap(policy)
-            self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
+            self._preemption = PartialPreemption(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
         """Set the function that wakes EngineCore; called by the plugin."""
@@ -95,18 +101,18 @@ class ParkingMixin(_Base):
         self.num_steps += 1
         self._deferred.clear()
         self._without_slot.clear()
-        if self._giving_way is not None:
-            self._giving_way.before_step()
-        self._prompt_steps.sort_waiting()
-        if self._prompt_steps.take_turns:
+        if self._preemption is not None:
+            self._preemption.before_step()
+        self._prefill_budget.sort_waiting()
+        if self._prefill_budget.take_turns:
             self._ask_ahead()
-        self._prompt_steps.before_step()
+        self._prefill_budget.before_step()
         output = super().schedule(*args, **kwargs)
-        is_late = self._prompt_steps.on_step_scheduled(output)
+        is_late = self._prefill_budget.on_step_scheduled(output)
         if isinstance(orders := output.ec_connector_metadata, StepOrders):
             orders.is_late = is_late
-        if self._giving_way is not None:
-            self._deferred += self._giving_way.after_step()
+        if self._preemption is not None:
+            self._deferred += self._preemption.after_step()
         for request in self._deferred:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
@@ -119,17 +125,17 @@ class ParkingMixin(_Base):
             self._without_slot.append(request)
             return True
         pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)
-        if not pending and request.mm_features and self.consumer.is_partial(request.request_id):
+        if not pending and request.mm_features and self.consumer.status(request.request_id).is_partial:
             pending = not self._may_begin_in_part(request)
-            if not pending and self._giving_way is not None:
-                self._giving_way.begin(request)
+            if not pending and self._preemption is not None:
+                self._preemption.begin(request)
         if pending and not self._holds_kv_blocks(request):
             self._deferred.append(request)
         return pending
 
     def _may_begin_in_part(self, request: Request) -> bool:
         """True if a waiting request may begin without some items; otherwise it waits for all of them."""
-        if self._giving_way is not None and self._giving_way.may_begin(request):
+        if self._preemption is not None and self._preemption.may_begin(request):
             return True
         self.consumer.begin_whole(request.request_id)
         return False
@@ -137,7 +143,7 @@ class ParkingMixin(_Base):
     def _is_ready(self, request: Request) -> bool:
         """True if a waiting request has all that its prompt needs, except KV blocks."""
         return self._lora_slots.has_room(request, self.running) and (
-            not request.mm_features or self.consumer.may_be_scheduled(request.request_id)
+            not request.mm_features or self.consumer.status(request.request_id).may_be_scheduled
         )
 
     def _ask_ahead(self) -> None:
@@ -147,9 +153,9 @@ class ParkingMixin(_Base):
         are not asked about: they would take places among those that wait for space.
         """
         for request in list(self.waiting):
-            if not request.mm_features or self.consumer.was_asked(request.request_id):
+            if not request.mm_features or self.consumer.status(request.request_id) is not NOT_ASKED:
                 continue
-            if not self._prompt_steps.has_turn(request):
+            if not self._prefill_budget.has_turn(request):
                 return  # nor has any behind it
             if not self._lora_slots.has_room(request, self.running):
                 continue
@@ -162,7 +168,7 @@ class ParkingMixin(_Base):
         return super()._try_schedule_encoder_inputs(request, *args, **kwargs)
 
     def _park(self, request: Request) -> None:
-        if self.consumer.has_failed(request.request_id):
+        if self.consumer.status(request.request_id).has_failed:
             return  # stays in the queue: this step's output ends it
         self.waiting.remove_requests([request])
         self.deferred_waiting.discard(request)
@@ -180,7 +186,7 @@ class ParkingMixin(_Base):
                 if not self._is_partial(engine_request_id) or not request.is_prefill_chunk:
                     continue
                 self.consumer.admit_request(request, request.num_computed_tokens)
-            if self.consumer.is_waiting(engine_request_id):
+            if self.consumer.status(engine_request_id).waits:
                 if engine_request_id not in self._stalled:
                     self.consumer.on_stalled()
                 self._stalled.add(engine_request_id)
@@ -192,7 +198,7 @@ class ParkingMixin(_Base):
             self.consumer.on_parked(request.request_id, self.num_steps)
 
     def _is_partial(self, engine_request_id: str) -> bool:
-        return self._giving_way is not None and engine_request_id in self._giving_way.partial
+        return self._preemption is not None and engine_request_id in self._preemption.partial
 
     def _end_overdue(self) -> None:
         """End waiting requests past their deadline: their gateways have given up, or hang."""
@@ -200,13 +206,11 @@ class ParkingMixin(_Base):
             request = self.requests.get(engine_request_id)
             if request is None or request.is_finished():
                 continue
-            is_incomplete = self._is_partial(engine_request_id) and self.consumer.is_incomplete(
-                engine_request_id
-            )
             if (
                 request.status != RequestStatus.RUNNING
                 or engine_request_id in self._stalled
-                or is_incomplete  # it now computes tokens before a missing item
+                # It now computes tokens before a missing item.
+                or (self._is_partial(engine_request_id) and self.consumer.num_missing(engine_request_id))
             ):
                 self.consumer.fail_overdue(request)
 
@@ -229,12 +233,13 @@ class ParkingMixin(_Base):
         request = self._parked.get(engine_request_id)
         if request is None:
             return False
-        if self.consumer.has_failed(engine_request_id) or not self.consumer.is_partial_now(engine_request_id):
+        has_failed = self.consumer.status(engine_request_id).has_failed
+        if has_failed or self.consumer.readiness_now(engine_request_id) is not Readiness.PART:
             return True
         return self._may_begin_in_part(request)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self._prompt_steps.on_step_output(scheduler_output)
+        self._prefill_budget.on_step_output(scheduler_output)
         reported = model_runner_output.ec_connector_output
         metadata = None if reported is None else reported.ec_connector_worker_meta
         if isinstance(metadata, LoadReport):
@@ -246,14 +251,15 @@ class ParkingMixin(_Base):
         self._loads_in_flight.on_step_output(_loads_of(scheduler_output))
         self.consumer.note_waiting(len(self._parked), len(self._stalled))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        seam.retry_instead(outputs, GONE)
         for engine_request_id in self._stalled:
             self._note_wait(self.requests[engine_request_id])
         return outputs
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        if self._giving_way is not None:
-            self._giving_way.partial.end(request.request_id)
-        self._prompt_steps.remove_request(request.request_id)
+        if self._preemption is not None:
+            self._preemption.partial.end(request.request_id)
+        self._prefill_budget.remove_request(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
@@ -284,19 +290,19 @@ class ParkingMixin(_Base):
         """True if the request still waits for an adapter slot and the next step would not end it."""
         return (
             not request.is_finished()
-            and not self.consumer.has_failed(request.request_id)
+            and not self.consumer.status(request.request_id).has_failed
             and not self._lora_slots.has_room(request, self.running)
         )
 
     @property
     def _has_views_to_drop(self) -> bool:
         """True if computed items remain; the next step makes workers drop them and end their pins."""
-        return self._giving_way is not None and bool(self.encoder_cache_manager.freed)
+        return self._preemption is not None and bool(self.encoder_cache_manager.freed)
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         if request.request_id in self.requests:  # False: it ended a streaming session
-            self._prompt_steps.add_request(request)
+            self._prefill_budget.add_request(request)
         if request.mm_features:
             self.consumer.on_request_added(request)
 
@@ -345,7 +351,7 @@ class ParkingMixin(_Base):
             if request.request_id in self._stalled:
                 self._stalled.remove(request.request_id)
                 self.consumer.on_unparked(request.request_id, self.num_steps)
-            was_partial = self._giving_way is not None and self._giving_way.partial.end(request.request_id)
+            was_partial = self._preemption is not None and self._preemption.partial.end(request.request_id)
             self.consumer.on_preempted(request.request_id, keeps_deadline=was_partial)
 
 
@@ -356,8 +362,20 @@ def _loads_of(scheduler_output: Any) -> set[str]:
 
 
 class ParkingScheduler(ParkingMixin, Scheduler):
-    """Parking scheduler for CPUs, and wherever scheduling is synchronous."""
+    """Parking scheduler for an engine that runs one step at a time."""
 
 
 class ParkingAsyncScheduler(ParkingMixin, AsyncScheduler):
-    """Parking scheduler for GPUs: vLLM schedules the next step while the last one runs."""
+    """Parking scheduler for an engine that schedules the next step while the last one runs."""
+
+
+def parking_scheduler(vllm_config: VllmConfig, **options: Any) -> Scheduler:
+    """Make the parking scheduler that fits the engine; vLLM calls it in place of a class.
+
+    vLLM decides on asynchronous scheduling while it completes its configuration: a GPU does not mean that
+    (some kinds of speculative decoding and executors do without), and with the other class an engine
+    computes wrong numbers of tokens.
+    """
+    is_async = vllm_config.scheduler_config.async_scheduling
+    cls = ParkingAsyncScheduler if is_async else ParkingScheduler
+    return cls(vllm_config=vllm_config, **options)

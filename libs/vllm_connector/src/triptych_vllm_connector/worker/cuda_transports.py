@@ -8,7 +8,7 @@ from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import Descriptor, Welcome, device_memory
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver, CudaError
-from triptych_common.region.cuda.release import EventReleaser
+from triptych_common.region.cuda.release import EventReleaser, OnDone
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.cuda.transports import (
     PinnedReader,
@@ -17,7 +17,7 @@ from triptych_common.region.cuda.transports import (
     SlabReader,
     SlabWriter,
     TensorDevice,
-    copy_and_wait,
+    wait_for_current,
 )
 from triptych_common.region.tensor_view import tensor_view
 from triptych_common.region.transport import OnRelease, SharedMemoryWriter, TensorReader, TensorWriter
@@ -83,6 +83,29 @@ class GpuTransports:
             self._slab = SlabMapping(self._need_driver(), welcome.slab, welcome.generation)
         return self._slab
 
+    def call_when_done(self, on_done: OnDone) -> None:
+        """Have a thread call `on_done` once everything on the current stream has been done.
+
+        Raises:
+            CudaError: NVIDIA's bindings are missing, so nothing can be queued either.
+        """
+        if self._releaser is None:
+            raise CudaError("nothing waits for events")
+        self._releaser.call_after(self._device.current_stream(), on_done)
+
+    def suspend_slab(self) -> None:
+        """Unmap the slab behind its last user, because its store is away: a new one needs the memory.
+
+        May be called in any thread, as `resume_slab`.
+        """
+        if (slab := self._slab) is not None:
+            slab.retire()
+
+    def resume_slab(self, generation: int) -> None:
+        """Use the slab again if its store, which has `generation`, was never gone."""
+        if (slab := self._slab) is not None and slab.generation == generation:
+            slab.resume()
+
     def device_uuid(self) -> str | None:
         """UUID of this worker's GPU or MIG part; None if NVIDIA's bindings are missing."""
         return None if self._driver is None else self._driver.device_uuid()
@@ -101,7 +124,8 @@ class GpuTransports:
         try:
             with slab.used(0, slab.info.num_bytes) as first:
                 for source in (first, first + slab.info.num_bytes - 1):
-                    copy_and_wait(driver, self._device, target.data_ptr(), source, 1)
+                    driver.memcpy_async(target.data_ptr(), source, 1, self._device.current_stream())
+                wait_for_current(driver, self._device)
         except CudaError:
             self._retire_slab()  # the next probe tries again
             raise

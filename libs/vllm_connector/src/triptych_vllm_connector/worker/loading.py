@@ -4,12 +4,14 @@ import functools
 import queue
 import threading
 import time
+from collections.abc import Sequence
 
 import torch
 
 from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.store import Unpin
 from triptych_common.region.tensor_view import TORCH_DTYPES
+from triptych_common.region.transport import OnRelease, StartedCopy, StartingReader
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
@@ -35,10 +37,33 @@ class LoadingWorker(StoreWorker):
         self._device_type = device_type
         self._failed: set[str] = set()
         self._loaded: list[LoadedTensor] = []
+        self._started: dict[str, tuple[int, StartedCopy]] = {}  # by mm_hash; pin and copy
         self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._releaser = threading.Thread(target=self._release_pins, name="triptych-release", daemon=True)
         self._releaser.start()
         self.num_injected = 0
+
+    def start_copies(self, orders: Sequence[LoadOrder]) -> None:
+        """Start copies that later steps will load, where a GPU makes them; the pins stay the scheduler's.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
+        for order in orders:
+            try:
+                reader = self._transports.reader(order.descriptor.memory)
+                if isinstance(reader, StartingReader):
+                    self._started[order.mm_hash] = order.pin_id, reader.start(order.descriptor)
+            except torch.AcceleratorError:
+                raise
+            except TRANSFER_ERRORS as error:  # the load tries it again, and fails its requests
+                check_device()
+                log.info("copy not started ahead", mm_hash=order.mm_hash, error=str(error))
+
+    def drop_copies(self, mm_hashes: Sequence[str]) -> None:
+        """Drop copies that no step will load."""
+        for mm_hash in mm_hashes:
+            self._started.pop(mm_hash, None)
 
     def load_orders(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
         """Inject one tensor per order.
@@ -51,7 +76,7 @@ class LoadingWorker(StoreWorker):
             on_release = functools.partial(self._released.put, order.pin_id)
             descriptor = order.descriptor
             try:
-                injected = self._transports.reader(descriptor.memory).open(descriptor, on_release)
+                injected = self._open(order, on_release)
             except torch.AcceleratorError:
                 raise
             except TRANSFER_ERRORS as error:
@@ -78,6 +103,13 @@ class LoadingWorker(StoreWorker):
                 region_num_bytes=num_bytes,
                 transport=transport,
             )
+
+    def _open(self, order: LoadOrder, on_release: OnRelease) -> torch.Tensor:
+        reader = self._transports.reader(order.descriptor.memory)
+        pin_id, started = self._started.pop(order.mm_hash, (None, None))
+        if started is not None and pin_id == order.pin_id and isinstance(reader, StartingReader):
+            return reader.finish(started, on_release)
+        return reader.open(order.descriptor, on_release)
 
     def take_failed_loads(self) -> frozenset[str]:
         """mm_hashes of this step whose tensors are zeros, because they could not be read."""

@@ -15,6 +15,7 @@ from triptych_vllm_connector.worker.step_check import check_steps
 ENCODER_WIDTHS = "triptych_encoder_widths"
 CHECK_STEPS = "triptych_check_steps"
 COMPUTE = "triptych_compute"
+WAIT_WRITTEN = "triptych_wait_written"
 LAYERS_NOT_LOADED = "triptych_layers_not_loaded"
 KEEP_RANDOM_STATE = "triptych_keep_random_state"
 RESTORE_RANDOM_STATE = "triptych_restore_random_state"
@@ -60,6 +61,15 @@ class WorkerRpc:
         """A `Compute` as JSON; empty without a share."""
         share = connector_of_worker().share
         return "" if share is None else share.compute.model_dump_json()
+
+    def triptych_wait_written(self, timeout_s: float) -> bool:
+        """True if the GPU has written all items of earlier steps, after at most `timeout_s`.
+
+        Raises:
+            CudaError: the GPU has failed.
+        """
+        writer = connector_of_worker().writer
+        return writer is None or writer.wait_written(timeout_s)
 
     def triptych_probe_slab(self) -> dict[str, Any]:
         """Fields of a `SlabProbeResult`: whether this worker can use the slab of the store as it is now."""

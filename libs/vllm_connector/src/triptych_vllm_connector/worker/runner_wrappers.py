@@ -6,18 +6,20 @@ encoder cache's dict above all, stays as it is.
 """
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.pieces import place_items_whole
+from triptych_vllm_connector.seams.replacing import replace, require_names
 from triptych_vllm_connector.step_metadata import StepOrders
 from triptych_vllm_connector.worker.containment import divided, encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
@@ -26,7 +28,12 @@ from triptych_vllm_connector.worker.ports import connector_of_worker
 log = get_logger(__name__)
 
 _MODELS = "vllm.model_executor.models."
-DEEPSTACK_MODULES = tuple(_MODELS + name for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"))
+DEEPSTACK_MODULES = {
+    _MODELS + "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    _MODELS + "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    _MODELS + "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Modules, each with the class that looks for a missing tower."""
 Runner = TypeVar("Runner")
 
 PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more threads
@@ -37,7 +44,7 @@ class _NoLayer:
 
 
 def keep_deepstack(model_config: Any) -> None:
-    """Make vLLM 0.32 keep DeepStack's inputs where the vision tower is not loaded; called before the build.
+    """Make vLLM keep DeepStack's inputs where the vision tower is not loaded; called before the build.
 
     Towers of these models feed the first layers of the language model too. Without their tower vLLM makes no
     room for that: Qwen3-VL raises, and Qwen3-Omni answers wrongly. Its models ask whether their tower is a
@@ -46,7 +53,9 @@ def keep_deepstack(model_config: Any) -> None:
     get_model_cls(model_config)  # imports its module, and those of the models that it extends
     for name in DEEPSTACK_MODULES:
         if name in sys.modules:
-            sys.modules[name].StageMissingLayer = _NoLayer  # type: ignore[attr-defined]
+            module = sys.modules[name]
+            users = (vars(module)[DEEPSTACK_MODULES[name]].__init__,)
+            replace(module, "StageMissingLayer", _NoLayer, used_by=users, everywhere=False)
 
 
 def _work_of(scheduler_output: Any) -> Work:
@@ -75,10 +84,10 @@ def _computing(share: ComputeShare | None, work: Work, *, is_late: bool = False)
 def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
     """Keep the seeds of incomplete prompts from vLLM's sampler on a CPU.
 
-    vLLM 0.32 samples for such a prompt too and drops the token. Then it sets the request's generator back by
-    an offset, which a CPU's generators do not have: without this, a seed would end the engine.
+    vLLM's V1 runner samples for such a prompt too and drops the token. Then it sets the request's generator
+    back by an offset, which a CPU's generators do not have: without this, a seed would end the engine.
     """
-    if runner.device.type != "cpu":
+    if runner.device.type != "cpu" or is_v2(runner):
         yield
         return
     batch = runner.input_batch
@@ -121,7 +130,7 @@ class DisaggEncodeGPURunnerWrapper(_Runner):
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
         execute = super()._execute_mm_encoder
         self._contain(
-            lambda planned: execute(replace(scheduler_output, scheduled_encoder_inputs=planned)),
+            lambda planned: execute(dataclasses.replace(scheduler_output, scheduled_encoder_inputs=planned)),
             scheduler_output.scheduled_encoder_inputs,
             lambda engine_request_id: self.requests[engine_request_id].mm_features,
         )
@@ -132,11 +141,18 @@ class DisaggEncodeGPURunnerWrapper(_Runner):
         share = connector_of_worker().share
         if share is not None:
             share.watch_layers(self.model)
-        model_state = getattr(self, "model_state", None)
-        if model_state is None:
+        if not is_v2(self):
             return
+        from vllm.v1.worker.mm_encoder_model_runner import MMEncoderModelRunner
+
+        model_state = self.model_state
         execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features
-        model_state.execute_mm_encoder = lambda planned: self._contain(execute, planned, features.__getitem__)
+        replace(
+            model_state,
+            "execute_mm_encoder",
+            lambda planned: self._contain(execute, planned, features.__getitem__),
+            used_by=(MMEncoderModelRunner.execute_model,),
+        )
 
     def _contain(
         self,
@@ -189,8 +205,16 @@ class DisaggPrefillDecodeGPURunnerWrapper(_Runner):
             return super().sample_tokens(*args, **kwargs)
 
 
+def is_v2(runner: Any) -> bool:
+    """True if the runner is of vLLM's second generation, which has a state for the model."""
+    vllms = (each for each in type(runner).__mro__ if each is not DisaggEncodeGPURunnerWrapper)
+    return not any("_execute_mm_encoder" in vars(each) for each in vllms)
+
+
 def wrap(runner: Runner, is_producer: bool) -> Runner:
     """Put the wrapper of the instance's role in front of the runner's class. Idempotent."""
+    if not is_v2(runner):
+        require_names((GPUModelRunner.execute_model,), "_execute_mm_encoder")
     mixin = DisaggEncodeGPURunnerWrapper if is_producer else DisaggPrefillDecodeGPURunnerWrapper
     cls = type(runner)
     if not issubclass(cls, mixin):

@@ -5,6 +5,7 @@ thread reads the answers. The transport carries the bytes (`transports`).
 """
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.store import Welcome
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
@@ -26,11 +27,14 @@ class StoreWorker:
 
     def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config
+        self._opened: WorkerTransports | None = None  # for the session's thread, which may come first
         self._session = StoreSession.connect(
             config.store_socket,
             worker_session_name(config.instance, rank),
             on_push=lambda push: None,
             on_disconnect=self._on_disconnect,
+            on_outage=self._on_outage,
+            on_reconnect=self._on_reconnect,
             timeout_s=config.store_timeout_s,
             reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=config.namespace_digest,
@@ -40,6 +44,7 @@ class StoreWorker:
         except BaseException:
             self._session.close()  # its name is free again
             raise
+        self._opened = self._transports
         self._rank = rank
 
     @property
@@ -63,6 +68,14 @@ class StoreWorker:
     def _on_disconnect(self, error: Exception | None) -> None:
         if error is not None:
             log.error("store session lost", instance=self._config.instance, error=str(error))
+
+    def _on_outage(self, error: Exception) -> None:
+        if self._opened is not None:
+            self._opened.on_outage()
+
+    def _on_reconnect(self, welcome: Welcome) -> None:
+        if self._opened is not None:
+            self._opened.on_reconnect(welcome.generation)
 
     def _span(
         self,

@@ -10,6 +10,7 @@ from triptych_common.protocol.store import REDIS, SHM, Descriptor
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
+from triptych_common.region.cuda.release import OnDone
 from triptych_common.region.cuda.transports import TorchDevice
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.region.transport import (
@@ -90,6 +91,16 @@ class WorkerTransports:
             self._readers[memory] = self._make_reader(memory)
         return self._readers[memory]
 
+    def call_when_done(self, on_done: OnDone) -> None:
+        """Have a thread call `on_done` once the GPU has done what is queued now.
+
+        Raises:
+            CudaError: this worker queues nothing.
+        """
+        if self._gpu is None:
+            raise CudaError("this worker has no GPU")
+        self._gpu.call_when_done(on_done)
+
     def region(self) -> RegionMapping:
         """Mapping of the region; raises StoreUnavailableError if it cannot be mapped."""
         if self._region is None:
@@ -118,6 +129,16 @@ class WorkerTransports:
         if self._session.welcome.generation != generation:
             failure = failure or "the store was restarted meanwhile"
         return SlabProbeResult(device, generation, failure)
+
+    def on_outage(self) -> None:
+        """Let go of a store's device memory that does not answer any more. Called in any thread."""
+        if self._gpu is not None:
+            self._gpu.suspend_slab()
+
+    def on_reconnect(self, generation: int) -> None:
+        """Use device memory again if the store of `generation` was only away. Called in any thread."""
+        if self._gpu is not None:
+            self._gpu.resume_slab(generation)
 
     def close(self) -> None:
         while self._writers:

@@ -226,11 +226,11 @@ class StoreState:
             push = EntrySealed(seq=0, pin_id=pin.pin_id, descriptor=self.describe(entry))
             _push(lease, push, out)
 
-    def release_reservation(self, entry: Entry, out: Out) -> None:
-        """Free the blocks of a reservation that its writer ended without a seal."""
+    def release_reservation(self, entry: Entry, out: Out, died_at: float | None = None) -> None:
+        """Free the blocks of a reservation that its writer ended unsealed, or whose writer `died_at`."""
         was_writing = entry.state is EntryState.WRITING
         self.leases.end_reservation(entry.reservation_id)
-        self.space_of(entry).release(entry)
+        self.space_of(entry).release(entry, died_at)
         if was_writing:
             self.push_writer_lost(entry.mm_hash, out)
 
@@ -248,7 +248,7 @@ class StoreState:
         """End the lease of a client that is gone, and take back everything it held."""
         self.end_watches(lease)  # first, so that it gets no push about itself
         for entry in list(lease.reservations.values()):
-            self.release_reservation(entry, out)
+            self.release_reservation(entry, out, died_at=now)
         for pin in list(lease.pins.values()):
             self.end_pin(pin, now)
         self.leases.remove_lease(lease)

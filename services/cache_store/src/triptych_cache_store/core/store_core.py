@@ -28,6 +28,8 @@ class StoreCore:
     def handle(self, session_id: SessionId, command: StoreCommand, now: float) -> Out:
         """Execute `command`; its reply is first in the result, or comes later (`Verify`)."""
         out: Out = []
+        for space in self.state.spaces:
+            space.free_held(now)
         try:
             reply = self._reply_to(session_id, command, now, out)
         except Refusal as refusal:

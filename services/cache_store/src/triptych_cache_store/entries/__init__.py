@@ -4,7 +4,6 @@ space            the steps that change the tables below together; evicts when it
 entry_table      states of entries (the machine `EntryState`)
 block_pool       free ranges of blocks
 eviction         which evictable entry is worth least
-eviction_window  which neighbours must go so that a large enough range becomes free
 limits           how full the region may get, also by tenant
 entry_journal    the journal that keeps nothing; `persistence.journal` keeps one in the region
 leases           what each client holds: reservations, pins, watches

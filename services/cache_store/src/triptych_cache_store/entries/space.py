@@ -1,16 +1,97 @@
 """Space: one memory's entries and blocks; combines table, pool, policy and journal, and evicts when needed.
 Pure."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
 from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.entries.eviction import EvictionPolicy
-from triptych_cache_store.entries.eviction_window import EvictableMap, cheapest_victims
 from triptych_cache_store.entries.limits import Limits
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.store import REDIS
+
+NUM_STARTS = 32  # measured: docs/design/cache_store.md
+
+
+@dataclass(slots=True)
+class EvictableMap:
+    """Evictable entries by their start and end."""
+
+    by_start: dict[int, Entry] = field(default_factory=dict)
+    by_end: dict[int, Entry] = field(default_factory=dict)
+
+    def add_evictable(self, entry: Entry) -> None:
+        self.by_start[entry.blocks.start] = entry
+        self.by_end[entry.blocks.end] = entry
+
+    def discard_evictable(self, entry: Entry) -> None:
+        if self.by_start.pop(entry.blocks.start, None) is not None:
+            del self.by_end[entry.blocks.end]
+
+
+def cheapest_victims(
+    num_blocks: int, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+) -> list[Entry] | None:
+    """Entries to evict for a free range of `num_blocks`; None if no range can be freed.
+
+    Evicting the least recently used one by one frees ranges here and there; a large tensor then costs much
+    more than its size. Instead: start at each of the entries that should go first, grow the range to the
+    neighbour whose loss per block is smaller, left or right (free ranges join at once), until it is large
+    enough or a used range stops it. The start with the smallest loss in total wins.
+    """
+    best: list[Entry] | None = None
+    least = float("inf")
+    for start in policy.candidates(NUM_STARTS):
+        window = _Window(start, pool, evictable, policy, now)
+        while window.num_blocks < num_blocks and window.loss < least and window.grow():
+            pass
+        if window.num_blocks >= num_blocks and window.loss < least:
+            best, least = window.victims, window.loss
+    return best
+
+
+class _Window:
+    """Range of neighbouring blocks, all free or evictable."""
+
+    def __init__(
+        self, first: Entry, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+    ) -> None:
+        self._pool = pool
+        self._evictable = evictable
+        self._policy = policy
+        self._now = now
+        self._start, self._end = first.blocks.start, first.blocks.end
+        self.victims: list[Entry] = []
+        self.loss = 0.0
+        self._take(first)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._end - self._start
+
+    def grow(self) -> bool:
+        """Extend by the neighbour with the smaller loss per block; False between used ranges."""
+        left, right = self._evictable.by_end.get(self._start), self._evictable.by_start.get(self._end)
+        if left is not None and (right is None or self._density(left) <= self._density(right)):
+            self._take(left)
+        elif right is not None:
+            self._take(right)
+        else:
+            return False
+        return True
+
+    def _take(self, entry: Entry) -> None:
+        self.victims.append(entry)
+        self.loss += self._policy.loss(entry, self._now)
+        self._start = min(self._start, entry.blocks.start)
+        self._end = max(self._end, entry.blocks.end)
+        self._start -= self._pool.num_free_before(self._start)
+        self._end += self._pool.num_free_from(self._end)
+
+    def _density(self, entry: Entry) -> float:
+        return self._policy.loss(entry, self._now) / entry.blocks.num_blocks
 
 
 @dataclass(slots=True)
@@ -60,7 +141,10 @@ class TenantTable:
 
 @dataclass(slots=True)
 class Space:
-    """All blocks of one memory, each free or part of an entry."""
+    """All blocks of one memory, each free, part of an entry, or held after its writer's death.
+
+    `hold_s`: a GPU may still run a dead process's copy into its blocks; they are free after so many seconds.
+    """
 
     table: EntryTable
     pool: BlockPool
@@ -71,6 +155,8 @@ class Space:
     evictable: EvictableMap = field(default_factory=EvictableMap)
     num_evictable_blocks: int = 0
     num_evictions: int = 0
+    hold_s: float = 0.0
+    held: "deque[tuple[float, BlockRange]]" = field(default_factory=deque)  # when each is free, in order
 
     # ---- blocks ------------------------------------------------------------------------------------
     def try_allocate(self, num_blocks: int, now: float) -> BlockRange | None:
@@ -86,6 +172,11 @@ class Space:
                 return None
             self.evict(oldest)
         return blocks
+
+    def free_held(self, now: float) -> None:
+        """Free blocks of dead writers whose time is over."""
+        while self.held and self.held[0][0] <= now:
+            self.pool.free(self.held.popleft()[1])
 
     @property
     def num_available_blocks(self) -> int:
@@ -163,12 +254,16 @@ class Space:
         self._give_back(entry)
         self.num_evictions += 1
 
-    def release(self, entry: Entry) -> None:
-        """Free the blocks of a reservation that its writer has ended and that is not sealed."""
+    def release(self, entry: Entry, died_at: float | None = None) -> None:
+        """Free the blocks of an unsealed reservation that its writer has ended, or whose writer `died_at`."""
         if entry.state is EntryState.WRITING:
             self.table.mark_abandoned(entry)
         self.table.mark_freed(entry)
-        self._give_back(entry)
+        if died_at is None or self.hold_s == 0 or entry.memory == REDIS:
+            self._give_back(entry)
+            return
+        self._forget(entry)
+        self.held.append((died_at + self.hold_s, entry.blocks))
 
     def evict_all(self) -> None:
         while (victim := next(self.policy.candidates(1), None)) is not None:
@@ -193,9 +288,12 @@ class Space:
         self.num_evictable_blocks -= entry.blocks.num_blocks
 
     def _give_back(self, entry: Entry) -> None:
+        self._forget(entry)
+        self.pool.free(entry.blocks)
+
+    def _forget(self, entry: Entry) -> None:
         self.tenants.remove_blocks(entry)
         self.journal.note_freed(entry)
-        self.pool.free(entry.blocks)
 
     @property
     def _num_used(self) -> int:

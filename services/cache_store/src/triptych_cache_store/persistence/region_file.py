@@ -7,6 +7,7 @@ still use it keep its memory and learn that their leases are gone.
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import stat
 import threading
@@ -15,11 +16,43 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from triptych_cache_store.persistence.numa import prefer_node
 from triptych_common.region.layout import REGION_HEADER_BYTES, RegionLayout, RegionLayoutError
-from triptych_common.region.pages import num_large_page_bytes, try_populate, want_large_pages
+from triptych_common.region.mapping import MADV_POPULATE_WRITE, address_of, madvise
 from triptych_common.region.records import RegionHeader, read_region_header, write_region_header
 from triptych_common.region.slot_lock import is_slot_locked
 from triptych_common.telemetry.logs import get_logger
+
+MADV_HUGEPAGE = 14
+SMAPS = Path("/proc/self/smaps")
+_MAPPING = re.compile(r"^([0-9a-f]+)-[0-9a-f]+ ", re.MULTILINE)
+_HUGE = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped): +(\d+) kB", re.MULTILINE)
+
+
+def want_large_pages(memory: mmap.mmap) -> bool:
+    """Ask for large pages before the memory is first used; return False if the kernel has none.
+
+    Whether it does is up to the mount (`huge=` among its options) or, for /dev/shm, the machine's
+    (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; smaps has the result.
+    """
+    return bool(madvise(address_of(memory), len(memory), MADV_HUGEPAGE) == 0)
+
+
+def try_populate(memory: mmap.mmap, offset: int, num_bytes: int) -> bool:
+    """Allocate these bytes and enter them into this process's page table; return False if it failed."""
+    return bool(madvise(address_of(memory) + offset, num_bytes, MADV_POPULATE_WRITE) == 0)
+
+
+def num_large_page_bytes(memory: mmap.mmap) -> int:
+    """Return the bytes of `memory` that this process has mapped by large pages."""
+    smaps = SMAPS.read_text()
+    starts = list(_MAPPING.finditer(smaps))
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        if int(start[1], 16) == address_of(memory):
+            body = smaps[start.end() : following.start() if following else len(smaps)]
+            return sum(int(number) for number in _HUGE.findall(body)) << 10
+    return 0
+
 
 log = get_logger(__name__)
 
@@ -78,6 +111,10 @@ class RegionFile:
             target=self._prefault, args=(on_failure, large_pages), name="prefault", daemon=True
         )
         self._thread.start()
+
+    def prefer_node(self, node: int) -> bool:
+        """See `numa.prefer_node`; called before the memory is allocated."""
+        return prefer_node(self._memory, node)
 
     def wait_prefaulted(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s`; True if the whole region is in memory."""

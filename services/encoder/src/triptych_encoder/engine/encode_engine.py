@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMError
 from vllm.multimodal.video import get_video_loader_backend_for_processor
+from vllm.renderers.base import BaseRenderer
 from vllm.transformers_utils.processor import get_video_processor_cls_name
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -27,17 +26,24 @@ from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, Pre
 from triptych_encoder.engine.video_pieces import VideoPieces
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
-from triptych_vllm_connector.host.engine_options import check_division, check_engine_options, check_has_media
+from triptych_vllm_connector.host.engine_options import (
+    check_division,
+    check_engine_options,
+    check_has_media,
+    parse_options,
+)
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_text
 from triptych_vllm_connector.records.positions import PositionCheck
 from triptych_vllm_connector.records.recording import ItemRecorder
+from triptych_vllm_connector.seams.replacing import replace
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.rpc import CHECK_STEPS, ENCODER_WIDTHS, compute_of
+from triptych_vllm_connector.worker.rpc import CHECK_STEPS, ENCODER_WIDTHS, WAIT_WRITTEN, compute_of
 from triptych_vllm_connector.worker.step_check import StepCheck
 
 log = get_logger(__name__)
 
+WRITE_TIMEOUT_S = 60.0  # of the steps that the GPU has in work
 BEHIND_ITEM = "."  # in the prompt: some models' positions count the token behind an item to it
 
 
@@ -51,7 +57,8 @@ class EncodeEngine:
         self._preprocessor = Preprocessor(self._render, limits, video_backend)
         declared_fields = llm.renderer.get_mm_processor().info.data_parser.placeholder_metadata_fields
         self._recorder = ItemRecorder(declared_fields)
-        llm.renderer._mm_processor_cache = self._recorder
+        users = (BaseRenderer._process_multimodal,)
+        replace(llm.renderer, "_mm_processor_cache", self._recorder, used_by=users)
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.widths: dict[str, int] = {}  # by modality
         self._pieces: VideoPieces | None = None  # None: the model's videos cannot be divided
@@ -138,7 +145,7 @@ class EncodeEngine:
         return Rendered(prepared, item)
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        """Run the encoder; its worker writes into the reservation and seals it.
+        """Run the encoder; its worker writes into the reservation and seals it, on a GPU perhaps later.
 
         Raises:
             EncodeRefusedError: vLLM does not take the item, and no worker writes for it any more.
@@ -156,20 +163,35 @@ class EncodeEngine:
             await self._wait_until_ended(order.job_id)
             raise EncodeRefusedError("the encoder's engine refused the item") from error
 
+    async def is_writing(self) -> bool:
+        """True while a GPU writes items of steps for which the engine has answered.
+
+        Raises:
+            EngineFailedError: the GPU has failed, or the engine is dead.
+        """
+        return not await self._wait_written(0.0)
+
+    async def _wait_written(self, timeout_s: float) -> bool:
+        try:
+            return all(await self._llm.collective_rpc(WAIT_WRITTEN, args=(timeout_s,)))
+        except Exception as error:  # whatever vLLM makes of a call
+            raise EngineFailedError(f"the encoder's workers cannot write: {error}") from error
+
     async def _wait_until_ended(self, engine_request_id: str) -> None:
         """Wait until no worker can write for a request that failed here but may be in a step.
 
         EngineCore handles messages in order, and so do the workers: after the abort no new step has the
-        request, and the answer comes behind the steps that had it.
+        request, and the answer comes behind the steps that had it, and what the GPU writes for them.
 
         Raises:
             EngineFailedError: it is not known whether a worker writes; the end of the engine ends it.
         """
         try:
             await self._llm.abort(engine_request_id)
-            await self._llm.collective_rpc("check_health")
         except Exception as error:  # whatever vLLM makes of a call
             raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
+        if not await self._wait_written(WRITE_TIMEOUT_S):
+            raise EngineFailedError(f"the GPU has not written an item after {WRITE_TIMEOUT_S} s")
 
     async def probe_slab(self) -> dict[str, Any]:
         """Probe the store's memory on the worker's GPU; returns fields of a `SlabProbeResult`."""
@@ -196,7 +218,7 @@ async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncItera
     Raises:
         TriptychError: an option cannot be served, or the engine does not work.
     """
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    args = parse_options(options)
     check_engine_options(args)
     check_division(args, Role.ENCODE)
     check_has_media(args)

@@ -5,22 +5,25 @@
        |            |              |          |          |
        `------------`--------------`----------`--------> |  FAILED (from the first four: one EncodeFailed)
        `------------`--------------`----------`----------`> HANDED_BACK (cancelled: another encoder's)
-                                   `--> DROPPED (nobody waits for it any more, or another encoder has it)
+                    `--------------`--> DROPPED (nobody waits for it any more, or another encoder has it)
 
-A job that is dropped when it is taken from the stream never gets here; DROPPED is one whose last requester
-left while it waited for its encode.
+Its flight is started with the first announcement: a job that is new on the stream has requesters. One that an
+encoder had before, or whose item is in hand here, is started when it is taken; dropped then, it never gets
+here.
 One whose engine dies stays as it is: the process ends, and another encoder takes the job over.
 
 The encoder asks Redis for the requesters just before it sends anything. Without Redis it uses those that it
 knew last: the messages wait for Redis themselves, and the requesters mend a flight that outlives its job.
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterable
 from enum import Enum
 
 from triptych_common.bus import Delivery
-from triptych_common.coordination import SingleFlight
+from triptych_common.coordination import SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.codec import Envelope
@@ -39,13 +42,14 @@ from triptych_encoder.jobs.reporter import Reporter
 
 log = get_logger(__name__)
 
+DEFAULT_DEADLINE_S = 60.0
 MAX_ROUNDS = 5  # of late joiners; they see the sealed metadata, so none of them waits in vain
 
 
 class JobState(Enum):
     """Progress of a job at this encoder."""
 
-    STARTED = "started"  # its flight runs here; the media are fetched and preprocessed
+    STARTED = "started"  # the media are fetched and preprocessed
     PREPROCESSED = "preprocessed"  # its size is known; the store is asked for space
     RESERVED = "reserved"  # blocks are held, or the entry is there; the item is announced
     ENCODING = "encoding"  # inside vLLM, and until the seal
@@ -60,7 +64,7 @@ _ENDS = frozenset({JobState.FAILED, JobState.HANDED_BACK})
 
 ALLOWED: dict[JobState, frozenset[JobState]] = {
     JobState.STARTED: _ENDS | {JobState.PREPROCESSED},
-    JobState.PREPROCESSED: _ENDS | {JobState.RESERVED},
+    JobState.PREPROCESSED: _ENDS | {JobState.RESERVED, JobState.DROPPED},
     JobState.RESERVED: _ENDS | {JobState.ENCODING, JobState.SEALED, JobState.DROPPED},
     JobState.ENCODING: _ENDS | {JobState.SEALED},
     JobState.SEALED: frozenset({JobState.COMPLETED, JobState.HANDED_BACK}),
@@ -81,17 +85,24 @@ class ActiveJob:
         ledger: Ledger,
         delivery: Delivery,
         job: EncodeJob,
-        requesters: Iterable[Requester],
+        encoder: str,
+        lease_s: float,
     ) -> None:
+        """`lease_s`: a job not renewed by `encoder` for this long passes to another encoder."""
         self._single_flight = single_flight
+        self._encoder = encoder
+        self._lease_s = lease_s
         self._reporter = reporter
         self._ledger = ledger
         self.state = JobState.STARTED
         self.job = job
         self.envelope = delivery.envelope
         self.entry_id, self.stream = delivery.entry_id, delivery.stream
-        self._waiting = {requester_key(each): each for each in requesters}
+        self._waiting = {requester_key(each): each for each in job.requesters}
         self.refreshed_at = time.monotonic()  # when Redis was last asked for them
+        self._has_started = False  # its flight runs here
+        self._is_answered = asyncio.Event()  # the first start, or Redis is away
+        self.refusal: StartResult | None = None  # why it is not to be done
         self._informed: dict[RequesterKey, Requester] = {}  # have the metadata
 
     def enter(self, state: JobState) -> None:
@@ -119,12 +130,49 @@ class ActiveJob:
         self._waiting = {requester_key(each): each for each in requesters}
         self.refreshed_at = time.monotonic()
 
+    async def start_flight(self, metadata: EncoderCacheMetadata | None = None) -> StartResult:
+        """Start the job in Redis, with its item's `metadata` if they are known; updates those that wait.
+
+        Without Redis the job is started: the requesters may have changed; those known are the first.
+        """
+        try:
+            start, requesters = await self._single_flight.start_job(
+                self.job,
+                self.entry_id,
+                self._encoder,
+                lease_s=self._lease_s,
+                ttl_s=remaining_s(self.envelope),
+                stream=self.stream,
+                metadata=metadata,
+            )
+        except BusUnavailableError as error:
+            log.warning("job started without its flight", job_id=self.job.job_id, error=str(error))
+            return StartResult.STARTED
+        finally:
+            self._is_answered.set()
+        if start is StartResult.STARTED:
+            self._has_started = True
+        if requesters:  # a full Redis records none
+            self.set_waiting(requesters)
+        return start
+
+    async def wait_for_start(self, limit_s: float) -> bool:
+        """Return whether Redis has answered the first start; wait for it, `limit_s` at most."""
+        if not self._is_answered.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._is_answered.wait()
+        return self._is_answered.is_set()
+
     async def inform_requesters(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
         """Send `metadata` to the requesters that do not have it.
 
-        `deadline` limits the wait for their final acks, in monotonic seconds.
+        `deadline` limits the wait for their final acks, in monotonic seconds. Sends nothing if the job is
+        refused.
         """
         await self._refresh_requesters(metadata)
+        if self.refusal is not None:
+            return
         new = [requester for key, requester in self._waiting.items() if key not in self._informed]
         if not new:
             return
@@ -145,63 +193,89 @@ class ActiveJob:
             The requesters that left: they will not ack.
         """
         metadata = metadata.model_copy(update={"sealed": True})
-        await self.inform_requesters(metadata, deadline)
-        left = self._informed.keys() - self._waiting.keys()
         reported: set[RequesterKey] = set()
-        for _ in range(MAX_ROUNDS):
+        for _ in range(0 if self.refusal else MAX_ROUNDS):  # refused: none knows of this job
             new = [requester for key, requester in self._informed.items() if key not in reported]
             await self._reporter.send_completed(self.job, self.envelope, encode_s, new)
             reported |= {requester_key(each) for each in new}
-            if await self._end_flight(self._informed):
+            if await self._end_flight(metadata) and self._waiting.keys() <= self._informed.keys():
                 break
             await self.inform_requesters(metadata, deadline)
         self.enter(JobState.COMPLETED)
-        return left
+        return self._informed.keys() - self._waiting.keys()
 
-    async def report_failed(self, kind: FailureKind, detail: str, encoder: str) -> None:
-        """Report the failure to all requesters, unless another encoder works on the job."""
+    async def report_failed(self, kind: FailureKind, detail: str) -> None:
+        """Report the failure to all requesters, unless another encoder works on the job.
+
+        One that has not begun here is begun first: the flight may name an encoder that handed the job back.
+        """
+        if not self._has_started:
+            await self.start_flight()
         failure = EncodeFailed(
-            job_id=self.job.job_id, mm_hash=self.job.mm_hash, encoder=encoder, kind=kind, detail=detail[:2000]
+            job_id=self.job.job_id,
+            mm_hash=self.job.mm_hash,
+            encoder=self._encoder,
+            kind=kind,
+            detail=detail[:2000],
         )
         known = (self._informed | self._waiting).values()
-        await publish_failure(self._single_flight, self._reporter, failure, self.envelope, known)
+        await publish_failure(self._single_flight, self._reporter, self.job, failure, self.envelope, known)
         self.enter(JobState.FAILED)
 
-    async def renew_lease(self, encoder: str, lease_s: float) -> None:
+    async def renew_lease(self) -> None:
         """Renew this encoder's lease of the job."""
         try:
             await self._single_flight.renew_job(
                 self.job.mm_hash,
                 self.job.job_id,
                 self.entry_id,
-                encoder,
-                lease_s=lease_s,
+                self._encoder,
+                namespace_digest=self.job.namespace_digest,
+                lease_s=self._lease_s,
                 stream=self.stream,
             )
         except BusUnavailableError as error:
             log.warning("job lease not renewed", job_id=self.job.job_id, error=str(error))
 
     async def _refresh_requesters(self, metadata: EncoderCacheMetadata) -> None:
+        if not self._has_started:
+            start = await self.start_flight(metadata)
+            if start is not StartResult.STARTED:
+                self.refusal = start
+            return
         try:
-            waiting = await self._single_flight.announce_metadata(metadata)
+            waiting = await self._single_flight.announce_metadata(
+                metadata, namespace_digest=self.job.namespace_digest
+            )
         except BusUnavailableError as error:
             log.warning("requesters not refreshed", job_id=self.job.job_id, error=str(error))
             return
         if waiting is not None:
             self.set_waiting(waiting)
 
-    async def _end_flight(self, informed: Iterable[RequesterKey]) -> bool:
+    async def _end_flight(self, metadata: EncoderCacheMetadata) -> bool:
+        """End the flight unless requesters have joined that were not informed; updates those that wait."""
         try:
-            is_ended, _ = await self._single_flight.finish_flight(self.job.mm_hash, self.job.job_id, informed)
+            is_ended, waiting = await self._single_flight.finish_flight(
+                metadata, self._informed, namespace_digest=self.job.namespace_digest
+            )
         except BusUnavailableError as error:
             log.warning("flight not ended", job_id=self.job.job_id, error=str(error))
             return True
+        if waiting is not None:
+            self.set_waiting(waiting)
         return is_ended
+
+
+def remaining_s(envelope: Envelope) -> float:
+    """Seconds until no requester waits any more."""
+    return DEFAULT_DEADLINE_S if envelope.deadline is None else envelope.deadline - time.monotonic()
 
 
 async def publish_failure(
     single_flight: SingleFlight,
     reporter: Reporter,
+    job: EncodeJob,
     failure: EncodeFailed,
     envelope: Envelope,
     known: Iterable[Requester],
@@ -214,7 +288,9 @@ async def publish_failure(
     """
     waiting: Iterable[Requester] | None = None
     try:
-        waiting = await single_flight.fail_flight(failure, by_owner=by_owner)
+        waiting = await single_flight.fail_flight(
+            failure, namespace_digest=job.namespace_digest, by_owner=by_owner
+        )
     except BusUnavailableError as error:
         log.warning("failed job not recorded in its flight", job_id=failure.job_id, error=str(error))
     await reporter.send_failed(failure, envelope, known if waiting is None else waiting)

@@ -1,7 +1,8 @@
 """Gate policy: order and batches of prepared items that go into vLLM. Pure: no clock, no I/O.
 
-Classes and flows take turns (common `domain.fair_turns`): a flow that has much in hand does not hold back the
-others. Within a flow every item has a time at which it is due, and the one that is due first goes first:
+Classes and flows share a fair queue (common `domain.fair_queue`): a flow that has much in hand does not hold
+back the others. Within a flow every item has a time at which it is due, and the one that is due first goes
+first:
 
     the first item of a request that is in hand    when its request came
     the others of that request                     `FIRST_LEAD_S` later
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from triptych_common.domain.fair_turns import DEFAULT_LANE, FairTurns, Lane
+from triptych_common.domain.fair_queue import DEFAULT_KEY, FairKey, FairQueue
 from triptych_common.protocol.messages import RequesterKey
 
 FIRST_LEAD_S = 2.0
@@ -54,8 +55,8 @@ class GateItem:
     places: frozenset[RequesterKey]  # who waits for it, as far as it is known
     published_at: float
     deadline: float
-    lane: Lane = DEFAULT_LANE  # whose turns it takes
-    cost: float = 1.0  # of its turn
+    key: FairKey = DEFAULT_KEY  # of the fair queue
+    cost: float = 1.0  # of its slot
     seconds: float = 0.0  # predicted seconds of vLLM; 0: unknown
     num_rows: int = 0  # of its encoder output, once it is prepared
 
@@ -73,7 +74,7 @@ class GatePolicy:
         self._encode_batch = encode_batch
         self._longest_batch_s = longest_batch_s
         self._goes_one_by_one = encode_batch == 1 or longest_batch_s <= LONG_ENCODE_S  # what is long
-        self._turns = FairTurns()
+        self._fair_queue = FairQueue()
         self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
         self._ready: set[GateItem] = set()
         self._passed: set[GateItem] = set()  # unprepared items that an idle engine has passed over
@@ -98,7 +99,7 @@ class GatePolicy:
     def add_item(self, item: GateItem) -> None:
         """Add an item that is in hand and not yet prepared."""
         self._in_hand[item] = None
-        flow = item.lane.flow
+        flow = item.key.flow
         self._came_at[flow] = max(item.published_at, self._came_at.pop(flow, item.published_at))
         if len(self._came_at) > MAX_FLOWS:
             del self._came_at[next(iter(self._came_at))]
@@ -156,9 +157,9 @@ class GatePolicy:
         if not self._batches:
             before = takewhile(lambda item: item is not chosen[-1], waiting)
             self._passed.update(item for item in before if item not in self._ready)
-        lanes = {item.lane for item in waiting}
+        keys = {item.key for item in waiting}
         for item in chosen:
-            self._turns.take_turn(item.lane, item.cost, lanes)
+            self._fair_queue.take_slot(item.key, item.cost, keys)
             self._ready.discard(item)
             self._begun |= {request_id for request_id, index in item.places if self._leads(request_id, index)}
         if len(self._batches) < MAX_BATCHES:
@@ -196,7 +197,7 @@ class GatePolicy:
     def _has_flows(self, now: float) -> bool:
         """True if several flows have items, or had some recently."""
         recent = {flow for flow, at in self._came_at.items() if now - at < FLOW_MEMORY_S}
-        return len(recent | {item.lane.flow for item in self._in_hand}) > 1
+        return len(recent | {item.key.flow for item in self._in_hand}) > 1
 
     def is_next(self, item: GateItem) -> bool:
         """Return whether `item` is due first of all that is not in vLLM yet, prepared or not."""
@@ -205,19 +206,19 @@ class GatePolicy:
 
     def _in_order(self) -> list[GateItem]:
         """Return the items that are not in vLLM yet, in the order in which they go once prepared."""
-        lanes: dict[Lane, list[GateItem]] = {}
+        keys: dict[FairKey, list[GateItem]] = {}
         for item in sorted((each for each in self._in_hand if not self._is_in_engine(each)), key=self._rank):
-            lanes.setdefault(item.lane, []).append(item)
-        if len(lanes) <= 1:
-            return [item for items in lanes.values() for item in items]
-        turns, ordered = self._turns.copy(), []
-        while lanes:
-            lane = turns.next_lane(lanes)
-            item = lanes[lane].pop(0)
-            turns.take_turn(lane, item.cost, lanes)
+            keys.setdefault(item.key, []).append(item)
+        if len(keys) <= 1:
+            return [item for items in keys.values() for item in items]
+        fair_queue, ordered = self._fair_queue.copy(), []
+        while keys:
+            key = fair_queue.next_key(keys)
+            item = keys[key].pop(0)
+            fair_queue.take_slot(key, item.cost, keys)
             ordered.append(item)
-            if not lanes[lane]:
-                del lanes[lane]
+            if not keys[key]:
+                del keys[key]
         return ordered
 
     def _rank(self, item: GateItem) -> tuple[float, int]:

@@ -7,18 +7,17 @@ from contextlib import contextmanager
 
 from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight, StartResult
-from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind, Requester
+from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import JobFailure
-from triptych_encoder.jobs.active_job import ActiveJob, publish_failure
+from triptych_encoder.jobs.active_job import ActiveJob, publish_failure, remaining_s
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.reporter import Reporter
 
 log = get_logger(__name__)
 
-DEFAULT_DEADLINE_S = 60.0
+REFRESH_AFTER_S = 0.1  # an item that waited longer for its encode is encoded only if it is still needed
 ASK_LIMIT_S = 0.3  # for whether an item is still needed: vLLM waits for the answer
 
 
@@ -38,62 +37,54 @@ class JobLeases:
         self.num_dropped = 0  # jobs that no requester waited for any more
         self.num_superseded = 0  # jobs that another encoder works on, or that another job replaced
 
-    async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
-        """Start a job from the stream; None if it is dropped."""
-        start, requesters = await self._start_job(job, delivery.entry_id, delivery.stream, delivery.envelope)
-        if not self._is_to_be_done(job, StartResult.UNWANTED if start is StartResult.GONE else start):
-            return None
-        return ActiveJob(
-            self._single_flight, self._reporter, self._ledger, delivery, job, requesters or job.requesters
-        )
+    async def take_job(self, delivery: Delivery, job: EncodeJob, *, is_in_hand: bool) -> ActiveJob | None:
+        """Take a job from the stream; None if it is dropped.
 
-    async def is_still_needed(self, active: ActiveJob) -> bool:
-        """True if a job that has waited for its encode should be encoded now; refreshes its requesters.
+        One that an encoder had before is started at once: others may have it, or all requesters have left. So
+        is one whose item is in hand here: it would wait for that.
+        """
+        active = ActiveJob(
+            self._single_flight, self._reporter, self._ledger, delivery, job, self._instance, self._lease_s
+        )
+        if delivery.num_deliveries > 1 or is_in_hand:
+            start = await active.start_flight()
+            if start is not StartResult.STARTED:
+                self.note_refused(job, start)
+                return None
+        return active
+
+    async def is_still_needed(self, active: ActiveJob, since: float) -> bool:
+        """True if a job whose turn has come should be encoded; refreshes its requesters if it waited long.
 
         False if all requesters have left, which ended its flight; if the flight has ended otherwise; or if an
         encoder works on another entry of the job. A takeover of this very entry is not noticed: the flight is
         started here again. True also when Redis does not answer, or has lost the flight and the entry: the
         requesters, who have the metadata, wait.
         """
-        try:
-            async with asyncio.timeout(ASK_LIMIT_S):
-                start, requesters = await self._start_job(
-                    active.job, active.entry_id, active.stream, active.envelope
-                )
-        except TimeoutError:
+        if not await active.wait_for_start(ASK_LIMIT_S):
             log.info("job encoded unasked: Redis did not answer", job_id=active.job.job_id)
             return True
-        if requesters:
-            active.set_waiting(requesters)
-        return start is StartResult.GONE or self._is_to_be_done(active.job, start)
+        if active.refusal is None and time.monotonic() - max(active.refreshed_at, since) >= REFRESH_AFTER_S:
+            try:
+                async with asyncio.timeout(ASK_LIMIT_S):
+                    start = await active.start_flight()
+            except TimeoutError:
+                log.info("job encoded unasked: Redis did not answer", job_id=active.job.job_id)
+                return True
+            if start not in (StartResult.STARTED, StartResult.GONE):
+                active.refusal = start
+        return active.refusal is None
 
-    async def _start_job(
-        self, job: EncodeJob, entry_id: str, stream: str, envelope: Envelope
-    ) -> tuple[StartResult, tuple[Requester, ...]]:
-        """Start the job in Redis; requesters are empty if unknown. A full Redis records none."""
-        try:
-            return await self._single_flight.start_job(
-                job,
-                entry_id,
-                self._instance,
-                lease_s=self._lease_s,
-                ttl_s=remaining_s(envelope),
-                stream=stream,
-            )
-        except BusUnavailableError as error:  # the requesters may have changed; those known are the first
-            log.warning("job started without its flight", job_id=job.job_id, error=str(error))
-            return StartResult.STARTED, ()
-
-    def _is_to_be_done(self, job: EncodeJob, start: StartResult) -> bool:
-        if start is StartResult.UNWANTED:
+    def note_refused(self, job: EncodeJob, start: StartResult) -> None:
+        """Count a job that is dropped."""
+        if start is StartResult.SUPERSEDED:
+            self.num_superseded += 1
+            log.info("job dropped: superseded", job_id=job.job_id)
+        else:
             self.num_dropped += 1
             log.info(
                 "job dropped: no requester waits for it", job_id=job.job_id, num_dropped=self.num_dropped
             )
-        elif start is StartResult.SUPERSEDED:
-            self.num_superseded += 1
-            log.info("job dropped: superseded", job_id=job.job_id)
-        return start is StartResult.STARTED
 
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
@@ -114,22 +105,17 @@ class JobLeases:
             detail=reason[:2000],
         )
         await publish_failure(
-            self._single_flight, self._reporter, failure, envelope, job.requesters, by_owner=False
+            self._single_flight, self._reporter, job, failure, envelope, job.requesters, by_owner=False
         )
 
     async def run(self) -> None:
         """Renew the leases until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            await asyncio.gather(*(each.renew_lease(self._instance, self._lease_s) for each in self._renewed))
+            await asyncio.gather(*(each.renew_lease() for each in self._renewed))
 
 
 def check_deadline(envelope: Envelope) -> None:
     """Raise JobFailure if no requester waits any more."""
     if remaining_s(envelope) <= 0:
         raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
-
-
-def remaining_s(envelope: Envelope) -> float:
-    """Seconds until no requester waits any more."""
-    return DEFAULT_DEADLINE_S if envelope.deadline is None else envelope.deadline - time.monotonic()

@@ -1,11 +1,12 @@
 """Runs encode jobs from the stream to the seal; their states are in `active_job`.
 
-deliver -> start (or drop) -> fetch -> preprocess -> reserve
-        -> announce, and meanwhile: wait at the gate (or drop) -> encode
+deliver -> start again (or drop) -> fetch -> preprocess -> reserve
+        -> start and announce, and meanwhile: wait at the gate (or drop) -> encode
         -> pin -> report -> ack
 
-The first line runs ahead of the engine, for all jobs in hand at once. No encode waits for the announcement,
-which is Redis's time; what comes behind the encode does.
+The first line runs ahead of the engine, for all jobs in hand at once; only a job that an encoder had before
+is started there. No encode waits for the announcement, which is Redis's time, but for Redis' answer to the
+start, `ASK_LIMIT_S` at most; what comes behind the encode waits for all of it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import tenacity
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import StoreFullError
-from triptych_common.domain.fair_turns import Lane, turn_cost
+from triptych_common.domain.fair_queue import FairKey, slot_cost
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
 from triptych_common.protocol.store import Reserved
@@ -33,18 +34,18 @@ from triptych_encoder.encoding import (
     PreparedItem,
     PreprocessFailedError,
 )
-from triptych_encoder.jobs.active_job import ActiveJob, JobState
+from triptych_encoder.jobs.active_job import ActiveJob, JobState, remaining_s
 from triptych_encoder.jobs.description import ItemPart, item_metadata, parts_of, tensor_spec, write_order
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GateItem
 from triptych_encoder.jobs.held_parts import HeldPart, HeldParts, hold_parts
-from triptych_encoder.jobs.job_leases import JobLeases, check_deadline, remaining_s
+from triptych_encoder.jobs.job_leases import JobLeases, check_deadline
 from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
-from triptych_encoder.store.store_reservations import StoreReservations
+from triptych_encoder.store.store_reservations import PinFuture, StoreReservations
 from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog
 from triptych_vllm_connector.step_orders import WriteOrder
 
@@ -54,7 +55,7 @@ MAX_CAUSE_CHARS = 500
 FIRST_RETRY_S = 0.02  # of a full store: space comes from other processes' pins
 LONGEST_RETRY_S = 0.5  # of the item that is to be encoded next
 LONGEST_RETRY_OF_OTHERS_S = 1.0  # they are not to take its space
-REFRESH_AFTER_S = 0.1  # an item that waited longer for its encode is encoded only if it is still needed
+WRITE_CHECK_S = 1.0  # for a seal, before the engine is asked whether its GPU still writes
 
 
 class JobRunner:
@@ -123,7 +124,8 @@ class JobRunner:
         self._telemetry.on_taken(delivery, message)
         job: ActiveJob | None = None
         try:
-            job = await self._leases.take_job(delivery, message)
+            is_in_hand = message.mm_hash in self._locks
+            job = await self._leases.take_job(delivery, message, is_in_hand=is_in_hand)
             if job is not None:
                 self._active[delivery.stream, delivery.entry_id] = job
                 await self._work_on(job)
@@ -159,7 +161,7 @@ class JobRunner:
             )
             self._telemetry.on_failed(job.job, failure.kind)
             self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, job.keys))
-            await job.report_failed(failure.kind, failure.detail, self._instance)
+            await job.report_failed(failure.kind, failure.detail)
         except asyncio.CancelledError:
             self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, job.keys))
             raise
@@ -176,9 +178,9 @@ class JobRunner:
     async def _encode(self, active: ActiveJob) -> None:
         job, envelope = active.job, active.envelope
         deadline = time.monotonic() + remaining_s(envelope)
-        published_at, lane = envelope.received_at - envelope.queued_s, Lane(job.encode_class, job.flow)
-        cost = turn_cost(job.modality, job.image)
-        item = GateItem(active.waiting, published_at, deadline, lane, cost)
+        published_at, key = envelope.received_at - envelope.queued_s, FairKey(job.encode_class, job.flow)
+        cost = slot_cost(job.modality, job.image)
+        item = GateItem(active.waiting, published_at, deadline, key, cost)
         with self._gate.in_hand(item):
             media = await self._fetch(job, envelope)
             num_pixels = self._engine.num_pixels(job)
@@ -205,15 +207,19 @@ class JobRunner:
         metadata = item_metadata(job, prepared, spec, self._instance, self._store_client.store)
         with self._telemetry.reserving(job, envelope):
             held = await self._reserve(active, item, metadata, parts)
+        if held is None:
+            self._drop(active)
+            return None
         active.enter(JobState.RESERVED)
         metadata = metadata.model_copy(update={"sealed": held.is_sealed, "transport": held.transport})
-        encode_s: float | None = 0.0
+        encode_s = 0.0
         try:
             async with self._announced_meanwhile(active, item, metadata):
                 if not held.is_sealed:
                     encode_s = await self._encode_in_turn(active, item, held)
-            if encode_s is None:
-                self._drop(active, held)
+            if active.refusal is not None and active.state is JobState.RESERVED:
+                held.give_back()
+                self._drop(active)
                 return None
             pin_ids = await held.wait_for_pins()
             written = [each for each in held if each.was_ordered]
@@ -245,14 +251,12 @@ class JobRunner:
         await active.inform_requesters(metadata, item.deadline)
         self._gate.set_places(item, active.waiting)
 
-    async def _encode_in_turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> float | None:
-        """vLLM's seconds, or 0 if another encoder sealed the item; None if no requester waits."""
+    async def _encode_in_turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> float:
+        """vLLM's seconds, or 0 if another encoder sealed the item or the job is refused."""
         announced_at = time.monotonic()
         async with self._turn(active, item, held):
-            if held.is_sealed:
+            if held.is_sealed or not await self._leases.is_still_needed(active, announced_at):
                 return 0.0
-            if not await self._is_still_needed(active, announced_at):
-                return None
             encode_s = 0.0
             for each in held:  # a piece is sealed while the next one is encoded: its prefill may begin
                 if each.is_sealed:
@@ -276,21 +280,16 @@ class JobRunner:
             self._telemetry.on_turn(active.job, active.envelope, began_ns)
             yield
 
-    async def _is_still_needed(self, active: ActiveJob, announced_at: float) -> bool:
-        """True if the item is still needed; Redis is asked only about items that waited long."""
-        if time.monotonic() - max(active.refreshed_at, announced_at) < REFRESH_AFTER_S:
-            return True
-        return await self._leases.is_still_needed(active)
-
-    def _drop(self, active: ActiveJob, held: HeldParts) -> None:
+    def _drop(self, active: ActiveJob) -> None:
         active.enter(JobState.DROPPED)
-        held.give_back()
+        if active.refusal is not None:
+            self._leases.note_refused(active.job, active.refusal)
         self._store_client.end_pins(self._ledger.remove_requesters(active.job.mm_hash, active.keys))
 
     async def _reserve(
         self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata, parts: Sequence[ItemPart]
-    ) -> HeldParts:
-        """Reserve the parts, retrying a full store until the deadline.
+    ) -> HeldParts | None:
+        """Reserve the parts, retrying a full store until the deadline; None if the job is refused meanwhile.
 
         The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
         answers the metadata. The item that is to be encoded next asks most often: items reserved ahead of
@@ -314,7 +313,7 @@ class JobRunner:
 
     async def _try_reserve(
         self, active: ActiveJob, metadata: EncoderCacheMetadata, parts: Sequence[ItemPart], deadline: float
-    ) -> HeldParts:
+    ) -> HeldParts | None:
         is_granted = self._ledger.is_granted(active.job.mm_hash)
         try:
             return await hold_parts(
@@ -322,6 +321,8 @@ class JobRunner:
             )
         except StoreFullError:
             await active.inform_requesters(metadata, deadline)
+            if active.refusal is not None:
+                return None
             raise
 
     async def _fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
@@ -359,11 +360,17 @@ class JobRunner:
         return prepared
 
     async def _run_encoder(self, item: GateItem, held: HeldPart, order: WriteOrder) -> float:
-        """Encode one part; returns vLLM's seconds."""
+        """Encode one part; returns the seconds until its seal.
+
+        A GPU may write and seal after the engine's answer: until then the item is in work. A seal that only
+        the store keeps back is none of the engine's.
+        """
         began_at = time.monotonic()
         try:
             async with self._watchdog.waiting():
                 await self._engine.encode(held.part.prepared, order)
+                while not await is_settled(held.pin, WRITE_CHECK_S) and await self._engine.is_writing():
+                    pass
         except EncodeRefusedError as error:
             if held.is_sealed:  # another encoder made it meanwhile, and the pin of its entry is ours already
                 self._store_client.cancel_reservation(order.reservation_id)
@@ -372,6 +379,12 @@ class JobRunner:
                 held.is_given_up = True
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
         return self._gate.on_answer(item, began_at)
+
+
+async def is_settled(pin: PinFuture, timeout_s: float) -> bool:
+    """True if the seal, or its failure, comes within `timeout_s`."""
+    done, _ = await asyncio.wait({pin}, timeout=timeout_s)
+    return bool(done)
 
 
 def wait_for_space(state: tenacity.RetryCallState, longest_s: float) -> float:

@@ -5,8 +5,5 @@ bounded_threads  blocking work in threads, bounded together in cost and each in 
 cost_budget      a bound on the cost of what runs, or is kept, at once
 media_decoders   the decoder of each modality, and what decoding costs
 decoding         images: exactly the image that the gateway saw, or nothing
-video_decoding   videos: sampled frames by vLLM's loaders, bounded
-audio_decoding   audio: samples by vLLM's reader, bounded
 item_schema      checks the form of the processor's output; learned at the start, knows no model
-references       reference media from which the form is learned
 """

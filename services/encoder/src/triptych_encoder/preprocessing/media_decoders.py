@@ -1,13 +1,71 @@
 """Decoder of each modality, and the cost of decoding."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
+from vllm.multimodal.media.audio import load_audio
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, container_of
+from triptych_common.domain.media_bounds import AudioBounds, VideoBounds
 from triptych_common.protocol.messages import EncodeJob, Modality
-from triptych_encoder.encoding import LARGE_PIXELS, PreprocessLimits
-from triptych_encoder.preprocessing.audio_decoding import AudioDecoder
+from triptych_encoder.encoding import LARGE_PIXELS, BadMediaError, PreprocessLimits
 from triptych_encoder.preprocessing.decoding import ImageDecoder, decoding
-from triptych_encoder.preprocessing.video_decoding import VideoDecoder
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
+from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
+from triptych_vllm_connector.host.video_reader import load_video
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDecoder:
+    bounds: AudioBounds
+    processes: DecodeProcesses
+
+    def __post_init__(self) -> None:
+        read_audio_formats_only(self.processes)
+
+    def decode(self, media: bytes) -> Any:
+        """Samples as float32 [samples] and their rate, as vLLM's own server would make them. Blocks.
+
+        Raises:
+            BadMediaError: no audio that is decoded here.
+            MediaRefusedError: a codec that is not decoded, or audio that takes too much time or memory.
+            Exception: whatever decoders raise about a stranger's bytes; ValueError when it is too long.
+        """
+        if container_of(media, AUDIO_CONTAINERS) is None:
+            raise BadMediaError("the bytes are not audio of a format that is decoded")
+        return load_audio(
+            BytesIO(media),
+            sr=None,
+            max_duration_s=self.bounds.max_s,
+            max_decode_bytes=self.bounds.max_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VideoDecoder:
+    """Decodes videos for one model."""
+
+    bounds: VideoBounds
+    processes: DecodeProcesses
+    backend: str | None  # vLLM's name of the loader that chooses the model's frames; None: its default
+
+    def decode(self, media: bytes, options: Mapping[str, Any]) -> Any:
+        """Frames and their times, as vLLM's own server would make them. Blocks.
+
+        Args:
+            options: the request's `media_io_kwargs` for videos.
+
+        Raises:
+            MediaRefusedError: no video that is decoded here, or one beyond the bounds.
+            Exception: whatever decoders raise about a stranger's bytes.
+        """
+        backend = {} if self.backend is None else {"video_backend": self.backend}
+        reader = VideoMediaIO(ImageMediaIO(image_mode="RGB"), **{**backend, **options})
+        return load_video(reader, media, self.bounds, self.processes)
 
 
 class MediaDecoders:

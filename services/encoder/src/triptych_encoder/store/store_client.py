@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from triptych_common.domain.errors import (
     ItemTooLargeError,
     StoreError,
     StoreFullError,
-    StoreProtocolError,
 )
 from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.store import (
@@ -24,6 +24,7 @@ from triptych_common.protocol.store import (
     Reserve,
     Reserved,
     StoreCommand,
+    StoreFrame,
     StoreReply,
     TensorSpec,
     Unpin,
@@ -32,11 +33,10 @@ from triptych_common.protocol.store import (
     WriterLost,
 )
 from triptych_common.region.layout import RegionLayout
-from triptych_common.store_session import AsyncStoreSession, request_within
-from triptych_common.telemetry.logs import get_logger
+from triptych_common.store_session import AsyncStoreSession, request_within, submit_final
 from triptych_vllm_connector.config import STORE_RECONNECT_S, worker_session_name
 
-log = get_logger(__name__)
+Expected = TypeVar("Expected", bound=StoreFrame)
 
 
 class StoreClient:
@@ -90,9 +90,7 @@ class StoreClient:
         Raises:
             StoreError: the store refuses, or does not answer within `timeout_s` seconds.
         """
-        reply = await self._request(Lookup(seq=0, mm_hashes=tuple(mm_hashes)), timeout_s)
-        if not isinstance(reply, Entries):
-            raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to lookup")
+        reply = await self._request(Lookup(seq=0, mm_hashes=tuple(mm_hashes)), timeout_s, Entries)
         return {each.mm_hash for each in reply.entries if each.state in ("ready", "pinned")}
 
     async def reserve_blocks(
@@ -113,18 +111,16 @@ class StoreClient:
         command = Reserve(
             seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=may_use_reserve
         )
-        reply = await self._request_in(memories, command, timeout_s)
-        if isinstance(reply, Reserved | AlreadySealed):
-            return reply
-        raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
-
-    async def _request_in(self, memories: Sequence[str], command: Reserve, timeout_s: float) -> StoreReply:
         for memory in memories[:-1]:
             try:
-                return await self._request(command.model_copy(update={"memory": memory}), timeout_s)
+                return await self._reserve_in(memory, command, timeout_s)
             except (StoreFullError, ItemTooLargeError):
                 continue
-        return await self._request(command.model_copy(update={"memory": memories[-1]}), timeout_s)
+        return await self._reserve_in(memories[-1], command, timeout_s)
+
+    async def _reserve_in(self, memory: str, command: Reserve, timeout_s: float) -> Reserved | AlreadySealed:
+        in_memory = command.model_copy(update={"memory": memory})
+        return await self._request(in_memory, timeout_s, Reserved, AlreadySealed)
 
     async def watch_item(self, mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
         """Future of this client's pin of the entry, done at once or with the seal.
@@ -135,34 +131,25 @@ class StoreClient:
         future = self._pins.get(mm_hash)
         if future is None:
             future = self._pins[mm_hash] = asyncio.get_running_loop().create_future()
-        reply = await self._request(PinOrWatch(seq=0, mm_hash=mm_hash), timeout_s)
+        reply = await self._request(PinOrWatch(seq=0, mm_hash=mm_hash), timeout_s, Pinned, Watching)
         if isinstance(reply, Pinned):
             self._set_pin(mm_hash, reply.pin_id)
-        elif not isinstance(reply, Watching):
-            raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to pin_or_watch")
         return future
 
     def unwatch_item(self, mm_hash: str, reservation_id: int | None) -> None:
         """End the watch, once no job waits for the seal and the worker does not write."""
         self._pins.pop(mm_hash, None)
-        self._session.submit(Unwatch(seq=0, mm_hash=mm_hash)).add_done_callback(_ignore)
+        submit_final(self._session, Unwatch(seq=0, mm_hash=mm_hash))
         if reservation_id is not None:
             self.cancel_reservation(reservation_id)
 
     def cancel_reservation(self, reservation_id: int) -> None:
         """Cancel blocks into which the worker does not write."""
         command = Cancel(seq=0, reservation_id=reservation_id, is_unwritten=True)
-        self._session.submit(command).add_done_callback(_ignore)
+        submit_final(self._session, command)
 
-    async def _request(self, command: StoreCommand, timeout_s: float) -> StoreReply:
-        """The store's reply, after its restart if need be.
-
-        A reply that comes too late, or after its job was cancelled, is undone: nothing stays held.
-
-        Raises:
-            StoreError: the store refused, is gone, or did not answer in time.
-        """
-        return await request_within(self._session, command, timeout_s, self._undo)
+    async def _request(self, command: StoreCommand, timeout_s: float, *expected: type[Expected]) -> Expected:
+        return await request_within(self._session, command, timeout_s, self._undo, *expected)
 
     def _undo(self, reply: StoreReply) -> None:
         match reply:
@@ -174,7 +161,7 @@ class StoreClient:
     def end_pins(self, pin_ids: list[int]) -> None:
         """End producer pins; a lost command does no harm, since the end of the session ends them too."""
         for pin_id in pin_ids:
-            self._session.submit(Unpin(seq=0, pin_id=pin_id)).add_done_callback(_ignore)
+            submit_final(self._session, Unpin(seq=0, pin_id=pin_id))
 
     async def close(self) -> None:
         await self._session.close()
@@ -196,9 +183,3 @@ class StoreClient:
             self.end_pins([pin_id])
         else:
             future.set_result(pin_id)
-
-
-def _ignore(future: "asyncio.Future[StoreReply]") -> None:
-    """Ignore a failed command that ends something: the store ends it with the session."""
-    if not future.cancelled() and future.exception() is not None:
-        log.warning("store command not sent", error=str(future.exception()))

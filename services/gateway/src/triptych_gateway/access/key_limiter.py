@@ -17,7 +17,7 @@ from triptych_common.coordination import CountResult, RateCharge, RequestCounts
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.answer_usage import AnswerUsage, Send, asking_for_usage
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.access.key_limits import (
     MEDIA_BYTES,
     REQUESTS,
@@ -30,6 +30,7 @@ from triptych_gateway.access.key_limits import (
 from triptych_gateway.endpoints.answer_cost import BYTES_PER_TOKEN
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.settings import AccessSettings
 
 log = get_logger(__name__)
 
@@ -110,14 +111,11 @@ class _Settlement:
 class KeyLimiter:
     """Limiter of one gateway; `run` must run. Callers without a name have no limits."""
 
-    def __init__(
-        self, counts: RequestCounts, metrics: GatewayMetrics, *, timeout_s: float, fails_open: bool
-    ) -> None:
-        """Store the counts; `timeout_s` bounds the Redis call that counts one request."""
+    def __init__(self, counts: RequestCounts, metrics: GatewayMetrics, settings: AccessSettings) -> None:
         self._counts = counts
         self._metrics = metrics
-        self._timeout_s = timeout_s
-        self._fails_open = fails_open
+        self._timeout_s = settings.limits_timeout_s
+        self._fails_open = settings.limits_without_redis == "open"
         self._is_away = False
         self._ask_again_at = float("-inf")
         self._held: defaultdict[str, set[str]] = defaultdict(set)  # places by key

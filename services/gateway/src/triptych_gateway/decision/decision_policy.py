@@ -10,15 +10,17 @@ instance, where that is predicted to cost little.
 
 An instance that shares compute with the encoders adds no cores and no GPU: as soon as anything
 is under way, one encode here is one less there, and the handover is what lets both stages go on at once. So
-it helps such encoders when all are idle, where it may save the handover (`idle_ways`). On the same cores it
-encodes small items also under load, since their handover takes more of these cores than their encode, as
-long as no text is computed there.
+it helps such encoders when all are idle, where it may save the handover (`namespace_decisions.IdleWays`). On
+the same cores it encodes small items also under load, since their handover takes more of these cores than
+their encode, as long as no text is computed there.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.decision.prediction import Prediction
 
 DecisionMode = Literal["auto", "remote", "local"]
@@ -108,11 +110,6 @@ class DecisionPolicy:
         self._num_decided = 0
         self._num_explored = 0
 
-    @property
-    def is_helping(self) -> bool:
-        """True if an instance encoded the last request that the break-even decided."""
-        return self._is_helping
-
     def rule(self, facts: DecisionFacts, asked: DecisionMode | None = None) -> EncodeDecision | None:
         """Decide by the rules, without a prediction; None leaves it to `break_even`.
 
@@ -149,7 +146,7 @@ class DecisionPolicy:
         if prediction is None:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.COSTS_UNKNOWN)
         self._num_decided += 1
-        if facts.shares_cores and prediction.is_handover_dearer:
+        if facts.shares_cores and prediction.is_small:
             return EncodeDecision(EncodeWay.LOCAL, DecisionReason.TOO_SMALL, prediction, needs_room=True)
         if facts.shares_compute:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.SHARED_COMPUTE, prediction)
@@ -175,3 +172,43 @@ class DecisionPolicy:
             and self._num_explored + 1 <= EXPLORED_SHARE * self._num_decided
             and prediction.local_cost_s <= EXPLORED_COST * prediction.remote_cost_s
         )
+
+
+ENCODE_HEADER = "X-Triptych-Encode"
+OverrideSetting = Literal["none", "operators", "all"]
+
+
+class EncodeOverride:
+    """Operator's setting of the override."""
+
+    def __init__(self, allowed: OverrideSetting) -> None:
+        """Store the setting; `operators` allows API keys with `operator = true`."""
+        self._allowed = allowed
+
+    @property
+    def is_possible(self) -> bool:
+        """True if some request may override, and so choose `auto` whatever the setting is."""
+        return self._allowed != "none"
+
+    def read(self, value: str | None, caller: Caller) -> DecisionMode | None:
+        """Return the choice in the header, or None without one.
+
+        Raises:
+            RequestError: 400 the choice is unknown; 403 the caller may not choose.
+        """
+        if value is None:
+            return None
+        if self._allowed == "none" or (self._allowed == "operators" and not caller.is_operator):
+            message = f"this API key may not set {ENCODE_HEADER}"
+            raise RequestError(403, "encode_override_not_allowed", message, ENCODE_HEADER)
+        for mode in get_args(DecisionMode):
+            if value.strip() == mode:
+                return mode  # type: ignore[no-any-return]
+        message = f"{ENCODE_HEADER} must be auto, remote or local"
+        raise RequestError(400, "invalid_value", message, ENCODE_HEADER)
+
+
+def cannot_encode_here() -> RequestError:
+    """Return the error for `local` where no instance can encode."""
+    message = f"{ENCODE_HEADER}: no instance of this model can encode these media"
+    return RequestError(400, "encode_override_impossible", message, ENCODE_HEADER)

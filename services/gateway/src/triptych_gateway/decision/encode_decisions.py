@@ -1,4 +1,4 @@
-"""EncodeDecisions: gather facts for each decision, hand out courses, and learn from their outcome."""
+"""EncodeDecisions: gather facts for each decision, hand out estimates, and learn from their outcome."""
 
 import asyncio
 import time
@@ -10,33 +10,37 @@ from cachetools import LRUCache
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Modality, Role
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.decision.courses import Course, CourseKind, text_tokens
-from triptych_gateway.decision.decision_figures import decision_figures
 from triptych_gateway.decision.decision_policy import (
     DecisionFacts,
     DecisionMode,
     DecisionReason,
     EncodeDecision,
+    EncodeOverride,
     EncodeWay,
+    cannot_encode_here,
 )
-from triptych_gateway.decision.encode_override import EncodeOverride, cannot_encode_here
-from triptych_gateway.decision.instance_load import InstanceLoad
-from triptych_gateway.decision.local_prefixes import LocalPrefixes
-from triptych_gateway.decision.local_room import LocalRoom
+from triptych_gateway.decision.instance_load import InstanceLoad, LocalRoom
 from triptych_gateway.decision.namespace_decisions import Answering, LearnedAnswering, NamespaceDecisions
-from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
-from triptych_gateway.decision.shared_queue import SharedQueue
+from triptych_gateway.decision.prediction import (
+    CostEstimate,
+    CostKind,
+    Demand,
+    EncoderQueue,
+    Load,
+    text_tokens,
+)
+from triptych_gateway.decision.prefixes import LocalPrefixes
+from triptych_gateway.decision.redis_reads import EncoderReturn, SharedQueue
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.encoder_return import EncoderReturn
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
-from triptych_gateway.request.item_counts import check_counts
+from triptych_gateway.request.item_checks import check_counts
 from triptych_gateway.request.media import TakenItem
-from triptych_gateway.routing.item_limits import widest_limits
-from triptych_gateway.routing.pairs import towers_of
+from triptych_gateway.routing.pairs import towers_of, widest_limits
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router, shares_compute
+from triptych_gateway.tracing import attributes
 
 log = get_logger(__name__)
 
@@ -49,7 +53,7 @@ class DecidedRequest:
 
     decision: EncodeDecision
     instance: InstanceRecord
-    course: Course
+    estimate: CostEstimate
     figures: dict[str, float | int | bool]  # that it was made from, for the trace
 
 
@@ -92,7 +96,7 @@ class EncodeDecisions:
     async def decide(
         self,
         request: ChatRequest,
-        media_wait: MediaWait,
+        item_wait: ItemWait,
         chosen: InstanceRecord,
         asked: DecisionMode | None = None,
         only: Set[str] | None = None,
@@ -111,19 +115,19 @@ class EncodeDecisions:
             RequestError: 400, it asks for what cannot be, or for media that no instance takes; 503, there was
                 no room before its deadline.
         """
-        decided = await self._decide(request, media_wait, chosen, asked, only)
+        decided = await self._decide(request, item_wait, chosen, asked, only)
         while decided.decision.needs_room:
             instance = decided.instance.instance
             must_wait = self._room.is_full(instance)
-            place = await self._room.take_place(instance, media_wait.lane, media_wait.deadline)
+            place = await self._room.take_place(instance, item_wait.fair_key, item_wait.deadline)
             if must_wait:
-                decided = await self._decide(request, media_wait, chosen, asked, only)
+                decided = await self._decide(request, item_wait, chosen, asked, only)
             if decided.decision.needs_room and decided.instance.instance == instance:
                 prediction = decided.decision.prediction
                 if not request.stream and prediction is not None:
                     # Its first token shows with its last one: a place until then would hold up the others.
                     asyncio.get_running_loop().call_later(prediction.local_s, place.leave)
-                decided = replace(decided, course=replace(decided.course, place=place))
+                decided = replace(decided, estimate=replace(decided.estimate, place=place))
                 break
             place.leave()
         return self._counted(decided)
@@ -131,33 +135,33 @@ class EncodeDecisions:
     async def _decide(
         self,
         request: ChatRequest,
-        media_wait: MediaWait,
+        item_wait: ItemWait,
         chosen: InstanceRecord,
         asked: DecisionMode | None,
         only: Set[str] | None,
     ) -> DecidedRequest:
-        digest = media_wait.namespace_digest
+        digest = item_wait.namespace_digest
         namespace, now = self.namespace(digest), time.monotonic()
-        unknown = {each for each in media_wait.mm_hashes if each not in media_wait.sizes}
+        unknown = {each for each in item_wait.mm_hashes if each not in item_wait.sizes}
         new = {each for each in unknown if not self._is_in_flight(each)}
-        found = self._prefixes.find(request, media_wait.items) if self._learns else None
+        found = self._prefixes.find(request, item_wait.items) if self._learns else None
         life, num_items_here = found if found is not None else (None, 0)
-        target = self._tower(request.model, digest, media_wait.modalities, chosen, life, only)
+        target = self._tower(request.model, digest, item_wait.modalities, chosen, life, only)
         if target is None or (target.instance, target.boot_id) != life:
             num_items_here = 0
         has_encoder = self._view.has_encoder(digest)
         encoder_may_return = has_encoder or await self._encoder_return.may_return(digest)
         if not encoder_may_return:
             able = towers_of(self._records(only), request.model, digest, frozenset())
-            check_counts((item.part for item in media_wait.items), widest_limits(able))
+            check_counts((item.part for item in item_wait.items), widest_limits(able))
         is_shared = target is not None and shares_compute(target, self._encoders_of(digest))
         facts = DecisionFacts(
-            num_items=len(media_wait.items),
+            num_items=len(item_wait.items),
             num_new_items=len(new),
             num_unknown_items=len(unknown),
             has_tower=target is not None,
-            needs_encoder=any(item.needs_encoder for item in media_wait.items),
-            is_predictable=media_wait.modalities <= {Modality.IMAGE},
+            needs_encoder=any(item.needs_encoder for item in item_wait.items),
+            is_predictable=item_wait.modalities <= {Modality.IMAGE},
             has_encoder=has_encoder,
             encoder_may_return=encoder_may_return,
             is_stream=request.stream,
@@ -171,62 +175,62 @@ class EncodeDecisions:
             and target is not None
             and target.compute is not None
             and target.compute.gpu is None,
-            is_covered=num_items_here == len(media_wait.items),
+            is_covered=num_items_here == len(item_wait.items),
         )
         if asked == "local" and (not facts.has_tower or facts.needs_encoder):
             raise cannot_encode_here()
         num_tokens = text_tokens(request.num_prompt_bytes)
         decision = namespace.policy.rule(facts, asked)
         if decision is not None and not decision.is_local:
-            course = Course(CourseKind.REMOTE, now)
+            estimate = CostEstimate(CostKind.REMOTE, now)
             if decision.reason is DecisionReason.SIZES_KNOWN:
-                course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
-            return _decided(decision, chosen, course, facts)
+                estimate = namespace.text_estimate(CostKind.SIZES_KNOWN, num_tokens, now)
+            return _decided(decision, chosen, estimate, facts)
         first = target or chosen
         if decision is not None and not facts.is_predictable:
-            return _decided(decision, first, Course(CourseKind.LOCAL, now), facts)
-        demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
+            return _decided(decision, first, CostEstimate(CostKind.LOCAL, now), facts)
+        demand = self._demand(namespace, item_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
-            load = await self._load_before(media_wait, new, chosen, first, now)
+            load = await self._load_before(item_wait, new, chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
-        course = namespace.course(decision, demand, now)
-        return _decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
+        estimate = namespace.estimate(decision, demand, now)
+        return _decided(decision, first if decision.is_local else chosen, estimate, facts, demand, load)
 
     def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
         """Return the fixed decision for a request that continues a response of `instance`."""
-        kind = CourseKind.LOCAL if is_local else CourseKind.REMOTE
+        kind = CostKind.LOCAL if is_local else CostKind.REMOTE
         way = EncodeWay.LOCAL if is_local else EncodeWay.REMOTE
         decision = EncodeDecision(way, DecisionReason.STORED_RESPONSE)
-        return self._counted(_decided(decision, instance, Course(kind, time.monotonic())))
+        return self._counted(_decided(decision, instance, CostEstimate(kind, time.monotonic())))
 
-    def on_sizes(self, media_wait: MediaWait) -> None:
+    def on_sizes(self, item_wait: ItemWait) -> None:
         """Learn from the sizes of a request's items."""
-        costs = self.namespace(media_wait.namespace_digest).costs
-        for item in media_wait.items:
-            if item.mm_hash in media_wait.sizes and item.image is not None:
-                costs.on_sizes(_num_pixels(item), media_wait.sizes[item.mm_hash].num_embeds)
+        costs = self.namespace(item_wait.namespace_digest).costs
+        for item in item_wait.items:
+            if item.mm_hash in item_wait.sizes and item.image is not None:
+                costs.on_sizes(_num_pixels(item), item_wait.sizes[item.mm_hash].num_embeds)
 
-    def on_encoded_here(self, request: ChatRequest, media_wait: MediaWait, record: InstanceRecord) -> None:
+    def on_encoded_here(self, request: ChatRequest, item_wait: ItemWait, record: InstanceRecord) -> None:
         """Record that the instance of `record` encoded the request's media and answered."""
         if not self._learns:
             return
-        self._prefixes.remember(request, media_wait.items, (record.instance, record.boot_id))
+        self._prefixes.remember(request, item_wait.items, (record.instance, record.boot_id))
 
     def begin_request(
-        self, record: InstanceRecord, course: Course | None, num_prompt_bytes: int
+        self, record: InstanceRecord, estimate: CostEstimate | None, num_prompt_bytes: int
     ) -> Answering:
-        """Begin a request at the instance of `record`; without media, `course` is None."""
+        """Begin a request at the instance of `record`; without media, `estimate` is None."""
         if not self._learns:
             return Answering()
         digest = record.namespace_digest
         namespace = None if digest is None else self.namespace(digest)
-        if course is None:
-            course = Course(CourseKind.TEXT)
+        if estimate is None:
+            estimate = CostEstimate(CostKind.TEXT)
             if namespace is not None:
                 num_tokens = text_tokens(num_prompt_bytes)
-                course = namespace.text_course(CourseKind.TEXT, num_tokens, time.monotonic())
-        return LearnedAnswering(self.load, namespace, record.instance, course)
+                estimate = namespace.text_estimate(CostKind.TEXT, num_tokens, time.monotonic())
+        return LearnedAnswering(self.load, namespace, record.instance, estimate)
 
     # ---- encoders' messages ----------------------------------------------------------------------
     def on_encode_result(self, message: Message) -> None:
@@ -238,9 +242,13 @@ class EncodeDecisions:
             return  # unknown, or nothing was encoded: the store had it
         digest = self._orders.namespace_of(item)
         if digest is not None and message.encode_s > 0:  # 0: another encoder made it meanwhile
-            now = time.monotonic()
+            is_alone = not any(each.in_flight for each in self._orders.table if each is not item)
             self.namespace(digest).costs.on_completed(
-                message.encoder, item.sizes.num_embeds, message.encode_s, now
+                message.encoder,
+                item.sizes.num_embeds,
+                message.encode_s,
+                time.monotonic(),
+                item.ordered_at if is_alone else None,
             )
 
     # ---- parts -----------------------------------------------------------------------------------
@@ -285,25 +293,25 @@ class EncodeDecisions:
 
     async def _load_before(
         self,
-        media_wait: MediaWait,
+        item_wait: ItemWait,
         new: Set[MmHash],
         chosen: InstanceRecord,
         target: InstanceRecord,
         now: float,
     ) -> Load:
         """Return the load before the request: encoders' items, orders ahead of `new`, and transfers."""
-        digest, orders = media_wait.namespace_digest, self._orders.queue
+        digest, orders = item_wait.namespace_digest, self._orders.queue
         costs = self.namespace(digest).costs
         own = [
             item
             for item in self._orders.table
-            if orders.has_job(item.mm_hash) and self._orders.namespace_of(item) == digest
+            if item.mm_hash in orders.window and self._orders.namespace_of(item) == digest
         ]
         num_rows = sum(item.sizes.num_embeds if item.sizes is not None else costs.mean_rows for item in own)
         num_others = 0
         if sum(record.role is Role.GATEWAY for record in self._view.records) > 1:
-            num_others = await self._shared_queue.num_others(digest, orders.num_jobs(digest))
-        ahead = orders.orders_ahead(digest, media_wait.lane, media_wait.deadline, len(new))
+            num_others = await self._shared_queue.num_others(digest, orders.window.num_jobs(digest))
+        ahead = orders.orders_ahead(digest, item_wait.fair_key, item_wait.deadline, len(new))
         num_unseen = num_others + ahead.num_orders
         num_requests = len(set().union(*(item.request_ids for item in own)))
         queue = EncoderQueue(
@@ -315,7 +323,7 @@ class EncodeDecisions:
         transfers_s = (
             ()
             if chosen.store is None
-            else self._orders.flight_requests.predict_transfers(media_wait, new, chosen.store)
+            else self._orders.flight_requests.predict_transfers(item_wait, new, chosen.store)
         )
         return Load(
             queue,
@@ -330,19 +338,19 @@ class EncodeDecisions:
     def _demand(
         self,
         namespace: NamespaceDecisions,
-        media_wait: MediaWait,
+        item_wait: ItemWait,
         new: set[MmHash],
         num_tokens: float,
         num_items_here: int,
     ) -> Demand:
         costs = namespace.costs
         rows = [
-            media_wait.sizes[item.mm_hash].num_embeds
-            if item.mm_hash in media_wait.sizes
+            item_wait.sizes[item.mm_hash].num_embeds
+            if item.mm_hash in item_wait.sizes
             else costs.rows_of(_num_pixels(item))
-            for item in media_wait.items
+            for item in item_wait.items
         ]
-        of_hash = {item.mm_hash: num for item, num in zip(media_wait.items, rows, strict=True)}
+        of_hash = {item.mm_hash: num for item, num in zip(item_wait.items, rows, strict=True)}
         return Demand(
             num_items=len(rows),
             num_rows=sum(rows),
@@ -356,14 +364,52 @@ class EncodeDecisions:
 def _decided(
     decision: EncodeDecision,
     instance: InstanceRecord,
-    course: Course,
+    estimate: CostEstimate,
     facts: DecisionFacts | None = None,
     demand: Demand | None = None,
     load: Load | None = None,
 ) -> DecidedRequest:
-    return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
+    return DecidedRequest(decision, instance, estimate, _figures(decision, facts, demand, load))
 
 
 def _num_pixels(item: TakenItem) -> int:
     """Return the item's pixels; 0 without an image, whose rows cannot be estimated."""
     return 0 if item.image is None else item.image.width * item.image.height
+
+
+def _figures(
+    decision: EncodeDecision,
+    facts: DecisionFacts | None,
+    demand: Demand | None = None,
+    load: Load | None = None,
+) -> dict[str, float | int | bool]:
+    """Return the figures by attribute, without those that the decision did not need."""
+    found: dict[str, float | int | bool] = {}
+    if facts is not None:
+        found |= {
+            attributes.DECISION_NUM_NEW_ITEMS: facts.num_new_items,
+            attributes.DECISION_NUM_UNKNOWN_ITEMS: facts.num_unknown_items,
+            attributes.DECISION_HAS_ENCODER: facts.has_encoder,
+            attributes.DECISION_HAS_TOWER: facts.has_tower,
+            attributes.DECISION_SHARES_COMPUTE: facts.shares_compute,
+        }
+    if demand is not None:
+        found |= {
+            attributes.DECISION_NUM_ROWS: demand.num_rows,
+            attributes.DECISION_NUM_ROWS_HERE: demand.num_rows_here,
+        }
+    if load is not None:
+        found |= {
+            attributes.DECISION_NUM_ENCODERS: load.queue.num_encoders,
+            attributes.DECISION_NUM_QUEUED_ITEMS: load.queue.num_items,
+            attributes.DECISION_NUM_STREAMS: load.num_streams,
+        }
+    if decision.prediction is not None:
+        found |= {
+            attributes.DECISION_QUEUE_S: decision.prediction.queue_s,
+            attributes.DECISION_ENCODE_S: decision.prediction.encode_s,
+            attributes.DECISION_TRANSFER_S: decision.prediction.transfer_s,
+            attributes.DECISION_LOCAL_WORK_S: decision.prediction.local_work_s,
+            attributes.DECISION_IS_LOCAL_MEASURED: decision.prediction.is_local_measured,
+        }
+    return found

@@ -1,12 +1,21 @@
-"""InstanceLoad: the work that this gateway has put before each instance, and its answers under way. Pure.
+"""InstanceLoad: this gateway's work before each instance; LocalRoom: requests that wait here for room there.
 
 A piece of work is what one request needs of its instance until its first token. It is due at once, or when
 encoders will have made its items; an instance takes due work one after the other.
+
+An instance serves requests in the order of their arrival. So the gateway sends it at most `NUM_PLACES` such
+requests before their first tokens: a text that arrives meanwhile waits for no more than these. The others
+wait here, in fair turns of classes and flows (`domain.fair_queue`). For one event loop.
 """
 
-from collections import Counter, defaultdict
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import count
+
+from triptych_common.domain.fair_queue import FairKey, FairQueue
+from triptych_gateway.errors import EncodeUnavailableError
 
 WorkId = int
 
@@ -127,3 +136,111 @@ def _count_down(counts: Counter[str], instance: str) -> None:
     counts[instance] -= 1
     if counts[instance] <= 0:
         del counts[instance]
+
+
+NUM_PLACES = 24
+"""Requests at one instance: two steps of small images, so the next is there when the first is done."""
+
+
+@dataclass(slots=True)
+class _Room:
+    num_places: int = 0  # taken
+    held: dict[FairKey, deque[asyncio.Future[None]]] = field(default_factory=dict)
+    turns: FairQueue = field(default_factory=FairQueue)
+
+    @property
+    def is_unused(self) -> bool:
+        """True if no request waits here or has a place."""
+        return not self.num_places and not self.held
+
+    def let_in(self) -> None:
+        """Give free places to waiting requests."""
+        while self.num_places < NUM_PLACES and self.held:
+            fair_key = self.turns.next_key(self.held)
+            turn = self.held[fair_key][0]
+            if not turn.done():  # otherwise its request is ending
+                self.turns.take_slot(fair_key, 1.0, self.held)
+                self.num_places += 1
+                turn.set_result(None)
+            self.withdraw(fair_key, turn)
+
+    def withdraw(self, fair_key: FairKey, turn: asyncio.Future[None]) -> None:
+        """Remove a request that waits no more, if it still stands here."""
+        waiting = self.held.get(fair_key, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+        if not waiting:
+            self.held.pop(fair_key, None)
+
+
+class LocalPlace:
+    """Place at one instance, held from the decision to the first token or the end of the request.
+
+    A whole answer does not show its first token: its place ends when that was predicted (`EncodeDecisions`).
+    """
+
+    def __init__(self, instance: _Room) -> None:
+        self._instance: _Room | None = instance
+
+    def leave(self) -> None:
+        """Give the place back; later calls have no effect."""
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            instance.num_places -= 1
+            instance.let_in()
+
+
+class LocalRoom:
+    """Places at all instances; a gateway has one of these."""
+
+    def __init__(self) -> None:
+        self._instances: defaultdict[str, _Room] = defaultdict(_Room)
+
+    def num_held(self, instance: str) -> int:
+        """Return the number of requests that wait for a place."""
+        return sum(map(len, self._instances[instance].held.values())) if instance in self._instances else 0
+
+    def num_requests(self, instance: str) -> int:
+        """Return the number of requests that wait for a place or have one."""
+        known = self._instances.get(instance)
+        return 0 if known is None else self.num_held(instance) + known.num_places
+
+    def is_full(self, instance: str) -> bool:
+        """Return whether the next request must wait."""
+        return self.num_requests(instance) >= NUM_PLACES
+
+    async def take_place(self, instance: str, fair_key: FairKey, deadline: float) -> LocalPlace:
+        """Wait for the turn of `fair_key`; the place ends at the latest with the task that took it.
+
+        Args:
+            instance: instance that will encode.
+            fair_key: class and flow of the request.
+            deadline: monotonic seconds.
+
+        Raises:
+            EncodeUnavailableError: the deadline has passed.
+        """
+        if instance not in self._instances:  # names of pods that are gone would add up
+            for name in [name for name, each in self._instances.items() if each.is_unused]:
+                del self._instances[name]
+        known = self._instances[instance]
+        turn = asyncio.get_running_loop().create_future()
+        known.held.setdefault(fair_key, deque()).append(turn)
+        known.let_in()
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                LocalPlace(known).leave()  # the turn came together with the end
+            turn.cancel()
+            known.withdraw(fair_key, turn)
+            if isinstance(error, TimeoutError):
+                raise EncodeUnavailableError(
+                    "deadline_exceeded", "the media could not be encoded in time"
+                ) from error
+            raise
+        place, task = LocalPlace(known), asyncio.current_task()
+        if task is not None:
+            task.add_done_callback(lambda _: place.leave())
+        return place

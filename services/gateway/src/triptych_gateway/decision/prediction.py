@@ -16,19 +16,16 @@ request that waits now stands for one that will wait behind this one; streams st
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from triptych_gateway.decision.instance_load import WorkAhead
-from triptych_gateway.decision.linear_cost import Line
-from triptych_gateway.decision.serving_costs import Costs
+from triptych_gateway.decision.instance_load import LocalPlace, WorkAhead
+from triptych_gateway.decision.serving_costs import Costs, Line
 
 STALL_WEIGHT = 0.5  # of a second by which a stream at the instance stands still
 WAITING_WEIGHT = 1.0  # of a second by which a request that waits is delayed
-HANDOVER_S = 0.02
-"""CPU seconds that the handover of a small image takes, in all processes together: some 20 ms of the 40 to 50
-of a 224 x 224 image through an encoder are spent neither on its encode nor on its prompt."""
-SMALL_S = 0.05
-"""An encode as predicted, at most, for which `HANDOVER_S` counts: under load encoders report two to three
-times their CPU time."""
+MAX_TEXT_DELAY_S = 0.05
+"""Wait of a text that comes while an instance encodes a small item, which callers hardly notice; longer where
+the item's handover takes longer, as on a slow machine or one with other work."""
 BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it matters little
 
 
@@ -88,7 +85,7 @@ class Prediction:
     local_work_s: float  # the instance's work, if it encodes
     is_local_measured: bool  # else it was derived from what encoders take
     transfer_s: float = 0.0  # between the last encode and the last item's arrival at the instance's store
-    is_handover_dearer: bool = False  # than the encode: an instance on the encoders' cores spares them work
+    is_small: bool = False  # an instance on the encoders' cores may encode it, which spares them the handover
 
     @property
     def arrive_s(self) -> float:
@@ -138,21 +135,27 @@ def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
         local_work_s=text_s + local_part_s,
         is_local_measured=costs.local is not None,
         transfer_s=transfer_s,
-        is_handover_dearer=_is_handover_dearer(load, demand, tower_s),
+        is_small=_is_small(costs, load, demand, tower_s),
     )
 
 
-def _is_handover_dearer(load: Load, demand: Demand, tower_s: float) -> bool:
-    """Return whether small items cost less where they are needed, on the same cores, and no text is there.
+def _is_small(costs: Costs, load: Load, demand: Demand, tower_s: float) -> bool:
+    """Return whether items may be encoded where they are needed, on the encoders' cores: no text waits long.
 
-    What the handover takes is spared to this request and to all that wait behind it; streams stand still
-    while the instance encodes.
+    On the same cores that always takes less CPU time: the handover is spared to this request and to all that
+    wait behind it. Streams stand still while the instance encodes, so they must not be more than these.
     """
-    if load.num_texts or not 0 < tower_s <= SMALL_S * demand.num_items or demand.num_rows <= 0:
+    if load.num_texts or load.num_streams > 1 + load.local_ahead.num_due + load.num_held:
         return False
-    handover_s = HANDOVER_S * demand.num_items
-    num_waiting = load.local_ahead.num_due + load.num_held
-    return STALL_WEIGHT * load.num_streams * tower_s <= handover_s * (1 + num_waiting)
+    if demand.num_rows <= 0 or tower_s <= 0:  # not known
+        return False
+    is_quick = tower_s <= MAX_TEXT_DELAY_S * demand.num_items
+    return is_quick or _total_s(costs.encode_alone, demand, math.inf) <= _total_s(costs.handover, demand, 0.0)
+
+
+def _total_s(line: Line | None, demand: Demand, unknown_s: float) -> float:
+    """Return the seconds of all items by a line over the rows of one."""
+    return unknown_s if line is None else line.base_s * demand.num_items + line.per_unit_s * demand.num_rows
 
 
 def _queue_s(encode: Line, queue: EncoderQueue) -> float:
@@ -182,3 +185,33 @@ def _transfer_s(transfers_s: Sequence[float], work_s: float, num_encoders: int) 
         return 0.0
     first_s = work_s / math.ceil(len(transfers_s) / num_encoders)
     return max(*transfers_s, first_s + sum(transfers_s) - work_s)
+
+
+class CostKind(StrEnum):
+    """Kinds of work before the first token."""
+
+    TEXT = "text"  # prefill alone
+    SIZES_KNOWN = "sizes_known"  # likewise: no encode is due
+    REMOTE = "remote"  # encoders', then prefill
+    LOCAL = "local"  # encode and prefill at the instance
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """Predicted seconds of a request's work; 0 where nothing is known."""
+
+    kind: CostKind
+    decided_at: float = 0.0  # monotonic seconds
+    num_rows: float = 0.0  # that the instance encodes, or gets, and prefills
+    num_text_tokens: float = 0.0
+    text_s: float = 0.0  # the instance's, for the text
+    encode_s: float = 0.0  # until its items are encoded and at its store; the instance's work is due then
+    work_s: float = 0.0  # the instance's, before the first token
+    is_measured: bool = False  # its first token says what such a request costs
+    is_alone: bool = False  # and what its way takes on an idle system, where compute is shared
+    place: LocalPlace | None = None  # that it gives back with its first token
+
+
+def text_tokens(num_bytes: int) -> float:
+    """Return the approximate number of tokens in a request of `num_bytes`."""
+    return num_bytes / BYTES_PER_TOKEN

@@ -7,6 +7,7 @@ unanswered: a job that was lost is sent again, under its own id. A client that g
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -25,18 +26,35 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.admission.encode_admission import EncodeAdmission
-from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s, requesters_of
-from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
+from triptych_gateway.encode.encode_admission import EncodeAdmission
+from triptych_gateway.encode.flight_requests import (
+    FlightRequests,
+    failed_order,
+    failure_of,
+    may_retry,
+    place_of,
+    remaining_s,
+    requesters_of,
+)
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
+from triptych_gateway.encode.item_wait import (
+    ItemFailed,
+    ItemJoined,
+    ItemKnown,
+    ItemNeededAgain,
+    ItemOrdered,
+    ItemSealed,
+    ItemSized,
+    ItemWait,
+)
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache, MediaReadError
-from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
-from triptych_gateway.locality.encode_stores import EncodeStores
+from triptych_gateway.locality.encode_stores import EncodeStores, JobPlace
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.settings import EncodeSettings
 
 log = get_logger(__name__)
 LOGGED = {"job_id", "kind", "detail", "encoder"}  # of a failure
@@ -55,7 +73,7 @@ class EncodeOrders:
         gateway: str,
         media_cache: MediaCache,
         sizes: SizesCache,
-        limits: OrderLimits,
+        settings: EncodeSettings,
         window: JobWindow,
         stores: EncodeStores,
         metrics: GatewayMetrics,
@@ -63,84 +81,97 @@ class EncodeOrders:
     ) -> None:
         self._gateway, self._media_cache = gateway, media_cache
         self.sizes, self.places = sizes, places or ItemPlaces(lambda: False)
-        self._limits, self._stores, self._metrics = limits, stores, metrics
-        self._media_waits: dict[RequestId, MediaWait] = {}
+        self._settings, self._stores, self._metrics = settings, stores, metrics
+        self._item_waits: dict[RequestId, ItemWait] = {}
         self.queue, self.table = ItemQueue(window), ItemTable()  # bounded by each other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
-        self.flight_requests = FlightRequests(single_flight, limits, stores, self.queue)
+        self.flight_requests = FlightRequests(single_flight, settings, stores, self.queue)
         self.admission = EncodeAdmission(self.flight_requests.job_queue, self.queue, stores)
 
     # ---- a request's side ------------------------------------------------------------------------
     @asynccontextmanager
-    async def open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
-        """Keep the media of `media_wait` and its place until the block ends.
+    async def open_wait(self, item_wait: ItemWait) -> AsyncIterator[None]:
+        """Keep the media of `item_wait` and its place until the block ends.
 
         On entry it has the sizes that are known; `order_missing` must be called for the others.
         """
-        self._media_waits[media_wait.request_id] = media_wait
+        self._item_waits[item_wait.request_id] = item_wait
         try:
-            for item in media_wait.items:
-                self._media_cache.keep_media(item.mm_hash, item.content, media_wait.request_id)
-                if self.table.join_item(item.mm_hash, media_wait.request_id).in_flight:
+            for item in item_wait.items:
+                self._media_cache.keep_media(item.mm_hash, item.content, item_wait.request_id)
+                if self.table.join_item(item.mm_hash, item_wait.request_id).in_flight:
                     self._place_anew(item.mm_hash)
                     self._queue_step(item.mm_hash)
-            await self._recall_sizes(media_wait)
-            for known in self.items_of(media_wait):
+            await self._recall_sizes(item_wait)
+            for known in self.items_of(item_wait):
                 if known.sizes is not None:
                     self._metrics.items.labels("sizes_known").inc()
-                    media_wait.set_sizes(known.mm_hash, known.sizes)
+                    item_wait.on_event(ItemSized(known.mm_hash, known.sizes))
             yield
         finally:
-            del self._media_waits[media_wait.request_id]
-            for mm_hash in media_wait.mm_hashes:
-                self.table.leave_item(mm_hash, media_wait.request_id)
+            del self._item_waits[item_wait.request_id]
+            for mm_hash in item_wait.mm_hashes:
+                self.table.leave_item(mm_hash, item_wait.request_id)
                 self._place_anew(mm_hash)
-                self._media_cache.release_media(mm_hash, media_wait.request_id)
+                self._media_cache.release_media(mm_hash, item_wait.request_id)
                 self._queue_step(mm_hash)
 
-    async def _recall_sizes(self, media_wait: MediaWait) -> None:
+    async def _recall_sizes(self, item_wait: ItemWait) -> None:
         """Recall sizes of earlier encodes: from memory, then from the bus for all items at once."""
-        unknown = {each.mm_hash for each in self.items_of(media_wait) if each.state is ItemState.UNKNOWN}
-        found = await self.sizes.find_all(media_wait.mm_hashes, unknown, self._limits.publish_timeout_s)
+        unknown = {each.mm_hash for each in self.items_of(item_wait) if each.state is ItemState.UNKNOWN}
+        found = await self.sizes.find_all(item_wait.mm_hashes, unknown, self._settings.publish_timeout_s)
         for mm_hash, sizes, source in found:
             self._metrics.cache_hits.labels(source.value).inc()
             self.table.recall_sizes(mm_hash, sizes)
-            media_wait.note_known(mm_hash, source)
+            item_wait.on_event(ItemKnown(mm_hash, source))
 
-    def lacks_job(self, media_wait: MediaWait) -> bool:
-        """Return whether an item of `media_wait` has neither sizes nor a job."""
-        items = self.items_of(media_wait)
-        return any(not each.in_flight for each in items if each.mm_hash not in media_wait.sizes)
+    def lacks_job(self, item_wait: ItemWait) -> bool:
+        """Return whether an item of `item_wait` has neither sizes nor a job."""
+        items = self.items_of(item_wait)
+        return any(not each.in_flight for each in items if each.mm_hash not in item_wait.sizes)
 
-    def awaits_job(self, media_wait: MediaWait) -> bool:
-        """Return whether a job is in flight for an item that `media_wait` still needs."""
-        return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self.items_of(media_wait))
+    def awaits_job(self, item_wait: ItemWait) -> bool:
+        """Return whether a job is in flight for an item that `item_wait` still needs."""
+        return any(item.in_flight and item_wait.needs(item.mm_hash) for item in self.items_of(item_wait))
+
+    def num_waiting(self, namespace_digest: str) -> int:
+        """Return the number of the namespace's requests that wait for an item to be encoded."""
+        waits = (each for each in self._item_waits.values() if each.namespace_digest == namespace_digest)
+        return sum(self.lacks_job(each) or self.awaits_job(each) for each in waits)
+
+    def num_without_items(self) -> Counter[str]:
+        """Return the number of requests whose items are sized and not all there, by instance."""
+        return Counter(
+            each.prefill_decode
+            for each in self._item_waits.values()
+            if not self.lacks_job(each) and self.awaits_job(each)
+        )
 
     def namespace_of(self, item: Item) -> str | None:
         """Return the namespace of the requests that wait for `item`, or None."""
         return next((wait.namespace_digest for wait in self._waits_of(item.request_ids)), None)
 
-    def order_missing(self, media_wait: MediaWait) -> None:
-        """Order the items of `media_wait` without sizes, in order. It gets them, or a failure."""
-        for item in self.items_of(media_wait):
-            if item.mm_hash in media_wait.sizes:
+    def order_missing(self, item_wait: ItemWait) -> None:
+        """Order the items of `item_wait` without sizes, in order. It gets them, or a failure."""
+        for item in self.items_of(item_wait):
+            if item.mm_hash in item_wait.sizes:
                 continue
             if item.sizes is not None:  # came in the meantime
-                media_wait.set_sizes(item.mm_hash, item.sizes)
+                item_wait.on_event(ItemSized(item.mm_hash, item.sizes))
             elif item.in_flight:
-                self._note_joined(item.mm_hash, [media_wait])
+                self._note_joined(item.mm_hash, [item_wait])
             else:
-                self._order_item(item, of_request=media_wait.request_id)
+                self._order_item(item, of_request=item_wait.request_id)
 
     def order_near(self, mm_hash: MmHash, store: str | None) -> None:
         """Order a waited-for item at the encoders of `store`, if it has any; None: anywhere."""
         if (item := self.table.get(mm_hash)) is not None:
             self._order_item(item, only_near=store)
 
-    def order_all(self, media_wait: MediaWait) -> None:
-        """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
-        for item in self.items_of(media_wait):
-            self._order_item(item, of_request=media_wait.request_id)
+    def order_all(self, item_wait: ItemWait) -> None:
+        """Order every item of `item_wait`, also those whose sizes are known: their tensors may be gone."""
+        for item in self.items_of(item_wait):
+            self._order_item(item, of_request=item_wait.request_id)
 
     def _order_item(
         self,
@@ -155,25 +186,25 @@ class EncodeOrders:
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
             self.admission.begin_item(item.mm_hash, waits)
             self._queue_step(item.mm_hash, is_of_request=of_request is not None)
-            for media_wait in waits:
-                media_wait.note_ordered(item.mm_hash)
+            for item_wait in waits:
+                item_wait.on_event(ItemOrdered(item.mm_hash))
 
     def _end_job(self, mm_hash: MmHash) -> None:
         self.queue.end_job(mm_hash)
         self.admission.end_item(mm_hash)
 
-    def _note_joined(self, mm_hash: MmHash, media_waits: Iterable[MediaWait]) -> None:
+    def _note_joined(self, mm_hash: MmHash, item_waits: Iterable[ItemWait]) -> None:
         self._metrics.items.labels("joined").inc()
-        for media_wait in media_waits:
-            media_wait.note_joined(mm_hash)
+        for item_wait in item_waits:
+            item_wait.on_event(ItemJoined(mm_hash))
 
-    def items_of(self, media_wait: MediaWait) -> list[Item]:
+    def items_of(self, item_wait: ItemWait) -> list[Item]:
         """Return the items in the order of the prompt."""
-        return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
+        return [item for each in item_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
-    def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
+    def _waits_of(self, request_ids: Iterable[RequestId]) -> list[ItemWait]:
         """Return the waits in a fixed order, so that the same messages lead to the same ones."""
-        return [self._media_waits[each] for each in sorted(request_ids) if each in self._media_waits]
+        return [self._item_waits[each] for each in sorted(request_ids) if each in self._item_waits]
 
     # ---- messages of encoders and prefill_decodes ------------------------------------------------
     async def on_encode_result(self, message: Message) -> None:
@@ -201,10 +232,10 @@ class EncodeOrders:
             self._end_job(mm_hash)
             if ordered is not None and ordered.job_id == message.job_id:
                 self._metrics.cache_hits.labels("store").inc()
-        for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
-            media_wait.set_sizes(mm_hash, sizes)
+        for item_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
+            item_wait.on_event(ItemSized(mm_hash, sizes))
             if message.sealed:
-                media_wait.set_sealed(mm_hash)
+                item_wait.on_event(ItemSealed(mm_hash))
         if is_changed:
             await self.sizes.store_shared(mm_hash, sizes)
 
@@ -234,16 +265,16 @@ class EncodeOrders:
             if was_in_flight:  # else the requests are still looking for sizes, and order what they lack
                 self._order_item(item)  # the bus lost its metadata: the store has it, so asking is cheap
             return
-        for media_wait in self._waits_of(request_ids):
-            media_wait.set_sealed(mm_hash)
+        for item_wait in self._waits_of(request_ids):
+            item_wait.on_event(ItemSealed(mm_hash))
 
     def _on_needed(self, message: EncodeNeeded) -> None:
-        mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
+        mm_hash, item_wait = MmHash(message.mm_hash), self._item_waits.get(RequestId(message.request_id))
         item = self.table.get(mm_hash)
-        if media_wait is None or item is None or media_wait.request_id not in item.request_ids:
+        if item_wait is None or item is None or item_wait.request_id not in item.request_ids:
             log.info("encode needed: its request has ended", request_id=message.request_id)
             return
-        media_wait.need_again(mm_hash)
+        item_wait.on_event(ItemNeededAgain(mm_hash))
         if not item.in_flight:
             log.info("encode needed", request_id=message.request_id, mm_hash=mm_hash, reason=message.reason)
             self._order_item(item)
@@ -264,17 +295,17 @@ class EncodeOrders:
         self._end_job(mm_hash)
         self._queue_step(mm_hash)
         waits = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
-        media_waits = [each for each in waits if each.needs(mm_hash)]
+        item_waits = [each for each in waits if each.needs(mm_hash)]
         item = self.table.get(mm_hash)
         if item is None:
             return
-        in_time = [each for each in media_waits if each.deadline > time.monotonic()]
-        if in_time and not is_final and self._limits.may_retry(failure.kind, item.num_attempts):
+        in_time = [each for each in item_waits if each.deadline > time.monotonic()]
+        if in_time and not is_final and may_retry(self._settings, failure.kind, item.num_attempts):
             self._metrics.retries.inc()
             self._order_item(item, retry_of=failure.kind, only_near=item.only_near)
             return
-        for media_wait in media_waits:
-            media_wait.fail_item(mm_hash, failure)
+        for item_wait in item_waits:
+            item_wait.on_event(ItemFailed(mm_hash, failure))
 
     # ---- which items a step is due for -----------------------------------------------------------
     def _queue_step(self, mm_hash: MmHash, *, check: bool = False, is_of_request: bool = False) -> None:
@@ -308,7 +339,7 @@ class EncodeOrders:
     async def run_checks(self) -> None:
         """Queue checks at intervals, for ever."""
         while True:
-            await asyncio.sleep(self._limits.flight_check_s)
+            await asyncio.sleep(self._settings.flight_check_s)
             if not self.queue.has_round:  # else more checks would only stand in the way
                 self.check_all()
 
@@ -320,15 +351,15 @@ class EncodeOrders:
     async def _step(self, mm_hash: MmHash, *, is_check: bool) -> None:
         item = self.table.get(mm_hash)
         waits = [] if item is None else self._waits_of(item.request_ids)
-        media_waits = [each for each in waits if each.needs(mm_hash)]
-        requesters = requesters_of(mm_hash, media_waits, self._gateway)
+        item_waits = [each for each in waits if each.needs(mm_hash)]
+        requesters = requesters_of(mm_hash, item_waits, self._gateway)
         keys = {requester_key(each) for each in requesters}
         if item is None or not item.in_flight:
             self._end_job(mm_hash)
-        if item is not None and item.in_flight and media_waits:
+        if item is not None and item.in_flight and item_waits:
             is_known = item.is_claimed and self.flight_requests.covers(mm_hash, keys)
             if is_check or not is_known:
-                await self._place_order(item, media_waits, requesters)
+                await self._place_order(item, item_waits, requesters)
         # No tensor may be kept for a request that left before the seal; one that still waits for its first
         # token stays, also when the job has ended.
         if await self.flight_requests.leave_all_but(mm_hash, keys):
@@ -336,28 +367,27 @@ class EncodeOrders:
             self._metrics.jobs_dropped.inc()
 
     async def _place_order(
-        self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+        self, item: Item, item_waits: list[ItemWait], requesters: tuple[Requester, ...]
     ) -> None:
         """Claim the flight, and publish if this gateway owns it. A first order without a place fails."""
         job_id, is_first = item.job_id, not item.is_claimed
         try:
-            async with asyncio.timeout(min(self._limits.publish_timeout_s, remaining_s(media_waits))):
-                await self._claim(item, media_waits, requesters)
+            async with asyncio.timeout(min(self._settings.publish_timeout_s, remaining_s(item_waits))):
+                await self._claim(item, item_waits, requesters)
         except Exception as error:
             failure = failed_order(error, job_id)
             if is_first and item.job_id is not None:
                 self._fail_job(item.mm_hash, item.job_id, failure, is_final=True)
 
-    async def _claim(
-        self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
-    ) -> None:
+    async def _claim(self, item: Item, item_waits: list[ItemWait], requesters: tuple[Requester, ...]) -> None:
         mm_hash, job_id, was_claimed = item.mm_hash, item.job_id, item.is_claimed
         if job_id is None:
             return
-        claim = await self.flight_requests.claim_item(item, job_id, media_waits, requesters)
+        media = self._media_cache.media_of(mm_hash)
+        claim, place = await self.flight_requests.claim_item(item, job_id, media, item_waits, requesters)
         if item.job_id != job_id or self.table.get(mm_hash) is not item:
             # It went on meanwhile, so it is queued: the next step sees to it.
-            if claim.result is ClaimResult.OWNER:
+            if claim.result is ClaimResult.OWNER and place is None:
                 await self.flight_requests.withdraw_claim(mm_hash, set(map(requester_key, requesters)))
             return
         self.table.apply_claim(item, claim.job_id, claim.attempt)
@@ -368,10 +398,14 @@ class EncodeOrders:
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
-                await self._publish(claim, item, media_waits, requesters)
+                if place is None:
+                    place = await self._publish(claim, item, item_waits, requesters)
+                if place is not None:
+                    self.queue.window.confirm_job(mm_hash, place.store)
+                    self._metrics.encode_places.labels(place.reason.value).inc()
             case ClaimResult.JOINED:
                 if not was_claimed:
-                    self._note_joined(mm_hash, media_waits)
+                    self._note_joined(mm_hash, item_waits)
                 if claim.metadata is not None:
                     await self._on_metadata(claim.metadata, is_copy=True)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
@@ -382,19 +416,17 @@ class EncodeOrders:
         self,
         claim: FlightClaim,
         item: Item,
-        media_waits: list[MediaWait],
+        item_waits: list[ItemWait],
         requesters: tuple[Requester, ...],
-    ) -> None:
+    ) -> JobPlace | None:
         media = self._media_cache.media_of(item.mm_hash)
         if media is None:
-            return  # all requests went away, so it is queued
+            return None  # all requests went away, so it is queued
         try:
-            place = await self.flight_requests.publish_job(item, claim, media, media_waits, requesters)
+            place = await self.flight_requests.publish_job(item, claim, media, item_waits, requesters)
         except MediaReadError as failure:
             self.on_media_failed(item.mm_hash, failure.error)
-            return
+            return None
         if place is None:
             self._queue_step(item.mm_hash, check=True)
-            return
-        self.queue.confirm_job(item.mm_hash, place.store)
-        self._metrics.encode_places.labels(place.reason.value).inc()
+        return place

@@ -15,7 +15,7 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, ItemAck, Outcome, Requester
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 
 log = get_logger(__name__)
 
@@ -38,14 +38,14 @@ class FinalAcks:
         self._outbox: asyncio.Queue[_FinalAck] = asyncio.Queue(MAX_UNSENT)
 
     @asynccontextmanager
-    async def hold_acks(self, media_wait: MediaWait) -> AsyncIterator[None]:
+    async def hold_acks(self, item_wait: ItemWait) -> AsyncIterator[None]:
         """Hold the acks of a request until the block ends; then send those that prefill_decode does not."""
-        self._pending[media_wait.request_id] = []
+        self._pending[item_wait.request_id] = []
         try:
             yield
         finally:
-            pending = self._pending.pop(media_wait.request_id)
-            if media_wait.answered_by != media_wait.prefill_decode:
+            pending = self._pending.pop(item_wait.request_id)
+            if item_wait.answered_by != item_wait.prefill_decode:
                 for final_ack in pending:
                     self._queue_ack(final_ack)
 

@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from triptych_common.domain.fair_turns import DEFAULT_LANE, LEVELS, MAX_PASSED, FairTurns, Lane
+from triptych_common.domain.fair_queue import DEFAULT_KEY, LEVELS, MAX_PASSED, FairKey, FairQueue
 from triptych_common.protocol.ids import MmHash
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.job_window import JobWindow
@@ -14,15 +14,15 @@ log = get_logger(__name__)
 
 MAX_NAMESPACES = 64  # whose turns are remembered
 FIRST_LEAD_S = 2.0
-"""The first order of a request goes before others of its lane whose deadlines are earlier by less."""
+"""The first order of a request goes before others of its fair key whose deadlines are earlier by less."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderPlace:
-    """Place of a new order: its lane and deadline."""
+    """Place of a new order: its fair key and deadline."""
 
     namespace_digest: str = ""
-    lane: Lane = DEFAULT_LANE
+    fair_key: FairKey = DEFAULT_KEY
     deadline: float = 0.0  # monotonic seconds
     since: float = 0.0  # monotonic seconds; when it was ordered
     cost: float = 1.0  # of its turn
@@ -39,7 +39,7 @@ class OrdersAhead:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """New orders of one request, with one lane and one deadline."""
+    """New orders of one request, with one fair key and one deadline."""
 
     place: OrderPlace
     items: OrderedDict[MmHash, OrderPlace] = field(default_factory=OrderedDict)
@@ -72,18 +72,18 @@ class _Again:
 class ItemQueue:
     """Two queues, so that no new order waits for checks: while Redis is away each takes its timeout.
 
-    New orders wait until there is room for their job (`JobWindow`), and take turns (`FairTurns`) in each
+    New orders wait until there is room for their job (`JobWindow`), and take turns (`FairQueue`) in each
     namespace. Those of one request are stepped one after the other, so that its jobs are published in order.
-    Within a lane the request whose deadline is nearest goes first, and every request's first order goes
+    Within a fair key the request whose deadline is nearest goes first, and every request's first order goes
     `FIRST_LEAD_S` earlier, so that one with many items does not hold back the others.
     """
 
     def __init__(self, window: JobWindow) -> None:
-        self._window = window
+        self.window = window
         self._requests: OrderedDict[str, _Request] = OrderedDict()  # the next turn comes first
         self._request_of: dict[MmHash, str] = {}  # of new orders, until their step has ended
         # By namespace; the one that had a turn last comes last.
-        self._turns: OrderedDict[str, FairTurns] = OrderedDict()
+        self._turns: OrderedDict[str, FairQueue] = OrderedDict()
         self._others: OrderedDict[MmHash, None] = OrderedDict()
         self._unchecked: set[MmHash] = set()  # items whose state in Redis may have changed
         self._busy: set[MmHash] = set()  # a step is under way
@@ -95,12 +95,12 @@ class ItemQueue:
     def __len__(self) -> int:
         return sum(len(each.items) for each in self._requests.values()) + len(self._others)
 
-    def num_waiting(self) -> Counter[Lane]:
-        """Return the number of new orders by lane, over all namespaces."""
-        counts = Counter[Lane]()
+    def num_waiting(self) -> Counter[FairKey]:
+        """Return the number of new orders by fair key, over all namespaces."""
+        counts = Counter[FairKey]()
         for request in self._requests.values():
             if request.items:
-                counts[request.place.lane] += len(request.items)
+                counts[request.place.fair_key] += len(request.items)
         return counts
 
     def add_item(
@@ -183,47 +183,47 @@ class ItemQueue:
         return mm_hash, is_check
 
     def _next(self) -> MmHash | None:
-        waiting: dict[str, dict[Lane, str]] = {}  # by namespace: the first request of each lane
+        waiting: dict[str, dict[FairKey, str]] = {}  # by namespace: the first request of each fair key
         self._held_back.clear()
         for name, request in self._requests.items():
             if request.is_busy or not request.items:
                 continue
-            lanes = waiting.setdefault(request.place.namespace_digest, {})
-            first = lanes.get(request.place.lane)
+            fair_keys = waiting.setdefault(request.place.namespace_digest, {})
+            first = fair_keys.get(request.place.fair_key)
             if first is None or request.due_at < self._requests[first].due_at:
-                lanes[request.place.lane] = name
+                fair_keys[request.place.fair_key] = name
         for digest in sorted(waiting, key=self._namespace_order):
-            lanes = {
-                lane: name
-                for lane, name in waiting[digest].items()
-                if self._window.has_room(digest, lane.flow)
+            fair_keys = {
+                fair_key: name
+                for fair_key, name in waiting[digest].items()
+                if self.window.has_room(digest, fair_key.flow)
             }
-            if len(lanes) < len(waiting[digest]):
+            if len(fair_keys) < len(waiting[digest]):
                 self._held_back.set()
-            if lanes:
-                turns = self._turns.setdefault(digest, FairTurns())
-                lane = turns.next_lane(lanes)  # those without room were passed over, too
-                return self._take_order(digest, lanes[lane], turns, waiting[digest])
+            if fair_keys:
+                turns = self._turns.setdefault(digest, FairQueue())
+                fair_key = turns.next_key(fair_keys)  # those without room were passed over, too
+                return self._take_order(digest, fair_keys[fair_key], turns, waiting[digest])
         return self._others.popitem(last=False)[0] if self._others else None
 
     def _namespace_order(self, digest: str) -> int:
         return next((at for at, each in enumerate(self._turns) if each == digest), -1)
 
-    def _take_order(self, digest: str, name: str, turns: FairTurns, lanes: dict[Lane, str]) -> MmHash:
+    def _take_order(self, digest: str, name: str, turns: FairQueue, fair_keys: dict[FairKey, str]) -> MmHash:
         request = self._requests[name]
         mm_hash, place = request.take_first()
-        turns.take_turn(request.place.lane, place.cost, lanes)
+        turns.take_slot(request.place.fair_key, place.cost, fair_keys)
         request.is_busy = request.has_begun = True
         self._requests.move_to_end(name)
         self._turns.move_to_end(digest)
         if len(self._turns) > MAX_NAMESPACES:
             self._turns.popitem(last=False)
-        self._window.begin_job(mm_hash, digest, request.place.lane.flow)
+        self.window.begin_job(mm_hash, digest, request.place.fair_key.flow)
         return mm_hash
 
     def finish_item(self, mm_hash: MmHash) -> None:
         """End an item's step; if it was added meanwhile it is next."""
-        is_published = self._window.end_unpublished(mm_hash)
+        is_published = self.window.end_unpublished(mm_hash)
         self._busy.discard(mm_hash)
         name, own_place = self._request_of.pop(mm_hash, None), None
         if name is not None:
@@ -245,7 +245,12 @@ class ItemQueue:
     ) -> None:
         """Add a new order, which is its request's next one unless it now belongs to another request."""
         place, request = again.place or own_place, again.request
-        if request is None and place is not None and own_place is not None and place.lane == own_place.lane:
+        if (
+            request is None
+            and place is not None
+            and own_place is not None
+            and place.fair_key == own_place.fair_key
+        ):
             request = name
         self.add_item(mm_hash, is_urgent=True, request=request, place=place)
         if request is None or request == name:  # else not before its request's other orders
@@ -261,45 +266,25 @@ class ItemQueue:
         self._requests.move_to_end(name, last=False)
 
     # ---- room ------------------------------------------------------------------------------------
-    def confirm_job(self, mm_hash: MmHash, store: str) -> None:
-        """Record that the stepped item's job was published, for the encoders of `store`."""
-        self._window.confirm_job(mm_hash, store)
-
-    def num_by_store(self, namespace_digest: str) -> Counter[str]:
-        """Return running jobs published here, by the store whose encoders they are for."""
-        return self._window.num_by_store(namespace_digest)
-
-    def has_job(self, mm_hash: MmHash) -> bool:
-        """Return whether the item's job was published here and runs, or is about to be published."""
-        return mm_hash in self._window
-
-    def num_jobs(self, namespace_digest: str) -> int:
-        """Return the number of such jobs."""
-        return self._window.num_jobs(namespace_digest)
-
-    def num_jobs_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Return the number of such jobs by flow."""
-        return self._window.num_by_flow(namespace_digest)
-
     def end_job(self, mm_hash: MmHash) -> None:
         """Record the end of the item's job."""
-        if self._window.end_job(mm_hash, is_followed=self._held_back.is_set()):
+        if self.window.end_job(mm_hash, is_followed=self._held_back.is_set()):
             self._changed.set()
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
         """Record the number of jobs on the namespace's streams, of all gateways."""
-        self._window.note_stream(namespace_digest, num_jobs)
+        self.window.note_stream(namespace_digest, num_jobs)
         self._changed.set()
 
     async def wait_held_back(self) -> set[str]:
         """Wait until orders wait for room, and return their namespaces."""
-        self._window.forget_streams()
+        self.window.forget_streams()
         await self._held_back.wait()
         return {each.place.namespace_digest for each in self._requests.values()}
 
-    def oldest_since(self, namespace_digest: str, lane: Lane) -> float | None:
-        """Return when the oldest waiting order of the lane was ordered, or None."""
-        since = (each.since for each in self._of(namespace_digest) if each.place.lane == lane)
+    def oldest_since(self, namespace_digest: str, fair_key: FairKey) -> float | None:
+        """Return when the oldest waiting order of the fair key was ordered, or None."""
+        since = (each.since for each in self._of(namespace_digest) if each.place.fair_key == fair_key)
         return min(since, default=None)
 
     def oldest_of_all(self) -> float | None:
@@ -310,7 +295,7 @@ class ItemQueue:
         """Return the number of waiting orders by flow."""
         counts = Counter[str]()
         for request in self._of(namespace_digest):
-            counts[request.place.lane.flow] += len(request.items)
+            counts[request.place.fair_key.flow] += len(request.items)
         return counts
 
     def _of(self, namespace_digest: str) -> list[_Request]:
@@ -326,44 +311,44 @@ class ItemQueue:
         request = self._requests[name]
         return name, request.items.get(mm_hash, request.place)
 
-    def lane_held(self, mm_hash: MmHash) -> Lane | None:
-        """Return the lane of the item's new order, or None."""
+    def key_held(self, mm_hash: MmHash) -> FairKey | None:
+        """Return the fair key of the item's new order, or None."""
         name = self._request_of.get(mm_hash)
-        return None if name is None else self._requests[name].place.lane
+        return None if name is None else self._requests[name].place.fair_key
 
     def start_of(self, mm_hash: MmHash, request: str, place: OrderPlace) -> float:
         """Return when an order at this place would start, on its class's clock, after earlier ones."""
-        digest, lane = place.namespace_digest, place.lane
+        digest, fair_key = place.namespace_digest, place.fair_key
         known = self._requests.get(request)
         due_at = place.deadline + (FIRST_LEAD_S if known is not None and known.has_begun else 0.0)
         turns = self._turns.get(digest)
-        return (0.0 if turns is None else turns.start_of(lane)) + sum(
+        return (0.0 if turns is None else turns.start_of(fair_key)) + sum(
             order.cost
             for each in self._of(digest)
-            if each.place.lane == lane and each.due_at <= due_at
+            if each.place.fair_key == fair_key and each.due_at <= due_at
             for other, order in each.items.items()
             if other != mm_hash and (each is not known or order.index < place.index)
         )
 
     def orders_ahead(
-        self, namespace_digest: str, lane: Lane, deadline: float, num_orders: int
+        self, namespace_digest: str, fair_key: FairKey, deadline: float, num_orders: int
     ) -> OrdersAhead:
         """Return the orders that go before the last of `num_orders` of a request that arrives now.
 
-        The orders of its lane that are due earlier. Each other flow of its class has as many turns as these
-        and its own together; a higher class `MAX_PASSED` times as many at most. Turns of lower classes in
-        between are left out.
+        The orders of its fair key that are due earlier. Each other flow of its class has as many slots as
+        these and its own together; a higher class `MAX_PASSED` times as many at most. Slots of lower classes
+        in between are left out.
         """
-        held: dict[Lane, list[int]] = {}  # orders of each request
+        held: dict[FairKey, list[int]] = {}  # orders of each request
         num_before, num_requests = 0, 0
         due_at = deadline + (FIRST_LEAD_S if num_orders > 1 else 0.0)
         for each in self._of(namespace_digest):
-            if each.place.lane != lane:
-                held.setdefault(each.place.lane, []).append(len(each.items))
+            if each.place.fair_key != fair_key:
+                held.setdefault(each.place.fair_key, []).append(len(each.items))
             elif each.due_at <= due_at:
                 num_before += len(each.items)
                 num_requests += 1
-        num_turns, level = num_before + max(num_orders, 1), LEVELS[lane.encode_class]
+        num_turns, level = num_before + max(num_orders, 1), LEVELS[fair_key.encode_class]
         higher = [num for each, nums in held.items() if LEVELS[each.encode_class] < level for num in nums]
         equal = [nums for each, nums in held.items() if LEVELS[each.encode_class] == level]
         num_before += sum(min(sum(nums), num_turns) for nums in equal) + min(

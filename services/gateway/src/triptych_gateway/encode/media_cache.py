@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.content_parts import KnownFile
 
 Content = bytes | KnownFile
 
@@ -30,6 +30,7 @@ class MediaSlot:
 
     mm_hash: MmHash
     token: str
+    url: str  # for encoders
     contents: dict[RequestId, Content] = field(default_factory=dict, repr=False)
 
     @property
@@ -65,7 +66,9 @@ class MediaSlot:
 class MediaCache:
     """One slot per mm_hash; it is emptied when the last request that holds it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, base_url: str = "") -> None:
+        """Store the base URL at which encoders fetch media."""
+        self._base_url = base_url
         self._slots: dict[MmHash, MediaSlot] = {}
         self._by_token: dict[str, MediaSlot] = {}
 
@@ -73,7 +76,8 @@ class MediaCache:
         """Keep `content` until `holder` releases it; return its token."""
         slot = self._slots.get(mm_hash)
         if slot is None:
-            slot = MediaSlot(mm_hash, secrets.token_urlsafe(_TOKEN_BYTES))
+            token = secrets.token_urlsafe(_TOKEN_BYTES)
+            slot = MediaSlot(mm_hash, token, f"{self._base_url}{MEDIA_PATH}/{token}")
             self._slots[mm_hash] = slot
             self._by_token[slot.token] = slot
         slot.contents[holder] = content

@@ -17,7 +17,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.tracing.item_timing import ItemSource
+from triptych_gateway.tracing.timings import ItemSource
 
 log = get_logger(__name__)
 

@@ -2,7 +2,6 @@
 
 endpoint         one endpoint: path, methods, kind, what its body holds
 bodies           the fields of bodies that the gateway reads
-answers          answers of the gateway itself
 fields           the fields of each endpoint's body that are passed on: described, and checked
 response_fields    those of a response, whose items and tools are of several types
 kinds              JSON schemas of single values, with bounds: `response_format`, `stream_options`, tools
@@ -10,5 +9,4 @@ answer_cost      cost of the answers to a body: tokens × choices × log probabi
 local_endpoints  those that the gateway answers itself
 table            those that are forwarded, and all together
 openapi          the API's description, made from the table (`/openapi.json`)
-docs_page        the same for people, without scripts (`/docs`)
 """

@@ -63,6 +63,7 @@ SAMPLING: Mapping[str, Schema] = {
     "return_token_ids": BOOLEAN,
     "return_tokens_as_token_ids": BOOLEAN,
     "return_token_offsets": BOOLEAN,
+    "return_weight_versions": BOOLEAN,
 }
 _TEMPLATE: Mapping[str, Schema] = {
     "add_generation_prompt": BOOLEAN,

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from triptych_gateway.endpoints.answers import ErrorAnswer, MessagesErrorAnswer, StreamedEvent
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, Schema
+from triptych_gateway.endpoints.local_endpoints import ErrorAnswer, MessagesErrorAnswer, StreamedEvent
 
 OPENAPI_VERSION = "3.1.0"
 TITLE = "Triptych"

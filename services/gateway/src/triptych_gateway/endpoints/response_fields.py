@@ -204,6 +204,17 @@ RESPONSE: Mapping[str, Schema] = {
     "service_tier": STRING,
     "prompt": OBJECT,
     "prompt_cache_key": STRING,
+    # vLLM 0.33 returns these three in the response and does nothing else with them.
+    "prompt_cache_options": {
+        "type": ["object", "null"],
+        "properties": {
+            **dict.fromkeys(("mode", "ttl", "comparison_response_id"), STRING),
+            "prewarm": BOOLEAN,
+        },
+    },
+    "prompt_cache_retention": STRING,
+    "safety_identifier": STRING,
+    "spaces_between_special_tokens": BOOLEAN,
     "chat_template_kwargs": TEMPLATE_OPTIONS,
     "mm_processor_kwargs": OBJECT,
     "media_io_kwargs": OBJECT,

@@ -1,17 +1,11 @@
 """Media that a request names by URL, fetched from servers that are not trusted.
 
 fetcher          one item: checked, fetched or read, with span, metrics and error
-rules/           which URLs, hosts and addresses are allowed; pure
+fetch_rules         which URLs, hosts and addresses are allowed; pure
 shared_downloads one download per URL and tenant, however many requests want it; owns the tasks
-attempts         which failures are tried again, and when
 downloader       one URL over all its redirects, each by all rules, within all bounds
 client           the HTTP client: no connection to an address that is not allowed
-names            names looked up in threads of their own, and checked
-slots            how many downloads run at once, in all and per host
-freshness        how long an answer may be used again, from its headers; pure
 response_cache   answers that may be used again, bounded in bytes, each for one tenant
-local_files      `file://` URLs below one root
-options          what an operator can set
 failures         reasons of failed fetches, and errors for callers
 
 A URL is checked when the request is taken, and again at each redirect. An address is checked when a name is

@@ -6,10 +6,12 @@ finds by its time that another tenant has just been there. No cookies, no decomp
 the environment names.
 """
 
+import asyncio
 import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from aiohttp import (
     InvalidURL,
     TCPConnector,
 )
-from aiohttp.abc import AbstractResolver
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.http_exceptions import HttpProcessingError
 
 from triptych_common.domain.errors import TriptychError
@@ -43,10 +45,77 @@ from triptych_gateway.fetch.failures import (
     ServerRefusedError,
     ServerStalledError,
 )
-from triptych_gateway.fetch.names import AddressRefusedError, CheckedNames, SystemNames
-from triptych_gateway.fetch.options import FetchOptions
-from triptych_gateway.fetch.rules.addresses import AddressRules
-from triptych_gateway.fetch.rules.urls import address_refused
+from triptych_gateway.fetch.fetch_rules import AddressRules, address_refused
+from triptych_gateway.settings import FetchSettings
+
+NUM_THREADS = 16
+
+
+class AddressRefusedError(OSError):
+    """Connection to a forbidden address. An OSError, since aiohttp expects no other error there."""
+
+    def __init__(self) -> None:
+        super().__init__("the address is not allowed")
+
+
+class SystemNames(AbstractResolver):
+    """Resolver of the system; no lookup is cached.
+
+    Lookups have threads of their own: a name server that does not answer holds a thread for as long as the
+    system's resolver tries, and the event loop's are needed for the names of prefill_decodes.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="names")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._timeout_s):
+            return await loop.run_in_executor(self._threads, _look_up, host, port, family)
+
+    async def close(self) -> None:
+        """Close without waiting for lookups that still run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class CheckedNames(AbstractResolver):
+    """Resolver that refuses a name with any forbidden address: chance may pick that one."""
+
+    def __init__(self, names: AbstractResolver, rules: AddressRules) -> None:
+        self._names = names
+        self._rules = rules
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._names.resolve(host, port, family)
+        if not all(self._rules.allows_text(each["host"]) for each in found):
+            raise AddressRefusedError
+        return found
+
+    async def close(self) -> None:
+        await self._names.close()
+
+
+def _look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
+    found = socket.getaddrinfo(
+        host.encode("ascii"), port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+    )
+    return [
+        ResolveResult(
+            hostname=host,
+            host=str(address[0]),
+            port=port,
+            family=each_family,
+            proto=protocol,
+            flags=socket.AI_NUMERICHOST,
+        )
+        for each_family, _, protocol, _, address in found
+    ]
+
 
 TRANSPORT_ERRORS = (ClientError, HttpProcessingError, OSError, ValueError)
 """Errors of sending a request and reading its answer; `failure_of` translates them."""
@@ -59,35 +128,37 @@ _NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBU
 
 @asynccontextmanager
 async def open_client(
-    options: FetchOptions, names: AbstractResolver | None = None
+    settings: FetchSettings, names: AbstractResolver | None = None
 ) -> AsyncIterator[ClientSession]:
     """Open the client of one gateway, with `names` instead of the system's resolver.
 
     With a proxy all connections go to it; it looks up names, and its own address is not checked.
     """
-    rules = AddressRules(options.allowed_networks)
-    names = SystemNames(options.connect_timeout_s) if names is None else names
+    rules = AddressRules(settings.fetch_allowed_networks)
+    names = SystemNames(settings.fetch_connect_timeout_s) if names is None else names
     connector = TCPConnector(
         limit=0,
         force_close=True,
         use_dns_cache=False,
-        ssl=tls_context(options.ca_file),
-        resolver=CheckedNames(names, rules) if options.proxy is None else names,
-        socket_factory=partial(checked_socket, rules) if options.proxy is None else None,
+        ssl=tls_context(settings.fetch_ca_file),
+        resolver=CheckedNames(names, rules) if settings.fetch_proxy is None else names,
+        socket_factory=partial(checked_socket, rules) if settings.fetch_proxy is None else None,
     )
     try:
         async with ClientSession(
             connector=connector,
             timeout=ClientTimeout(
-                total=None, sock_connect=options.connect_timeout_s, sock_read=options.chunk_timeout_s
+                total=None,
+                sock_connect=settings.fetch_connect_timeout_s,
+                sock_read=settings.fetch_chunk_timeout_s,
             ),
             headers=HEADERS,
             cookie_jar=DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
             read_bufsize=READ_AHEAD_BYTES,
-            max_line_size=options.max_header_bytes,
-            max_field_size=options.max_header_bytes,
+            max_line_size=settings.fetch_max_header_bytes,
+            max_field_size=settings.fetch_max_header_bytes,
             max_headers=MAX_HEADERS,
         ) as client:
             client._retry_connection = False  # noqa: SLF001 - attempts are counted by `RetryPolicy` alone

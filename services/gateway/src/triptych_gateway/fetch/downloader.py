@@ -1,13 +1,15 @@
-"""Download of one URL over all its redirects to its bytes: one attempt.
+"""Downloader: one attempt to download one item, within bounds on size and on downloads at once.
 
 url --rules--> fresh in the cache? --> slot --> GET --+--> 200, 304: the bytes
  ^                                                    `--> 3xx: Location --.
  `-------------------------------------------------------------------------'
 """
 
+import asyncio
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Literal, Protocol
@@ -21,11 +23,48 @@ from triptych_gateway.fetch.failures import (
     ServerFailedError,
     ServerRefusedError,
 )
-from triptych_gateway.fetch.freshness import freshness_of, retry_after_s
-from triptych_gateway.fetch.options import FetchOptions
-from triptych_gateway.fetch.response_cache import CachedResponse, CacheKey, ResponseCache
-from triptych_gateway.fetch.rules.urls import FetchUrl, UrlRules
-from triptych_gateway.fetch.slots import FetchSlots
+from triptych_gateway.fetch.fetch_rules import FetchUrl, UrlRules
+from triptych_gateway.fetch.response_cache import (
+    CachedResponse,
+    CacheKey,
+    ResponseCache,
+    freshness_of,
+    retry_after_s,
+)
+from triptych_gateway.settings import FetchSettings
+
+
+@dataclass(slots=True)
+class _HostSlots:
+    slots: asyncio.Semaphore
+    num_users: int = 0  # that hold a slot, or wait for one
+
+
+class FetchSlots:
+    """Slots taken per host first: requests that wait for a slow host take none of the others'."""
+
+    def __init__(self, max_total: int, max_per_host: int) -> None:
+        self._total = asyncio.Semaphore(max_total)
+        self._max_per_host = max_per_host
+        self._hosts: dict[str, _HostSlots] = {}
+
+    def __len__(self) -> int:
+        """Return the number of hosts with a running or waiting download."""
+        return len(self._hosts)
+
+    @asynccontextmanager
+    async def hold(self, host: str) -> AsyncIterator[None]:
+        """Hold a slot while the block runs. Waits for it without a bound."""
+        own = self._hosts.setdefault(host, _HostSlots(asyncio.Semaphore(self._max_per_host)))
+        own.num_users += 1
+        try:
+            async with own.slots, self._total:
+                yield
+        finally:
+            own.num_users -= 1
+            if not own.num_users:
+                del self._hosts[host]
+
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 How = Literal["fetched", "cached", "revalidated"]
@@ -56,7 +95,7 @@ class Downloader:
     client: ClientSession
     slots: FetchSlots
     cache: ResponseCache
-    options: FetchOptions
+    settings: FetchSettings
 
     async def download(self, url: FetchUrl, tenant_salt: str, progress: DownloadProgress) -> Downloaded:
         """Make one attempt. Bound it in time.
@@ -64,19 +103,19 @@ class Downloader:
         Raises:
             FetchError: `ServerFailedError` where another attempt may succeed.
         """
-        for _ in range(self.options.max_redirects + 1):
+        for _ in range(self.settings.fetch_max_redirects + 1):
             found = await self._ask(url, CacheKey(tenant_salt, url.text), progress)
             if isinstance(found, Downloaded):
                 return found
             url = self.rules.check_redirect(url, found)
-        raise ServerRefusedError(f"it is redirected more than {self.options.max_redirects} times")
+        raise ServerRefusedError(f"it is redirected more than {self.settings.fetch_max_redirects} times")
 
     async def _ask(self, url: FetchUrl, key: CacheKey, progress: DownloadProgress) -> Downloaded | str:
         cached = self.cache.find(key)
         if cached is not None and time.monotonic() < cached.fresh_until:
             progress.grow(len(cached.content))
             return Downloaded(cached.content, "cached")
-        progress.is_queued = True
+        progress.is_queued, proxy = True, self.settings.fetch_proxy
         async with self.slots.hold(url.host):
             progress.is_queued = False
             try:
@@ -84,7 +123,7 @@ class Downloader:
                     URL(url.text, encoded=True),
                     headers=None if cached is None else cached.freshness.validators,
                     allow_redirects=False,
-                    proxy=self.options.proxy,
+                    proxy=None if proxy is None else proxy.get_secret_value(),
                 )
                 try:
                     return await self._take(response, key, cached, progress)
@@ -103,7 +142,7 @@ class Downloader:
         status, headers = response.status, response.headers
         if (
             sum(len(name) + len(value) for name, value in response.raw_headers)
-            > self.options.max_header_bytes
+            > self.settings.fetch_max_header_bytes
         ):
             raise ServerRefusedError("its server's headers are too large")
         if status in _REDIRECTS and "Location" in headers:
@@ -119,7 +158,7 @@ class Downloader:
         return Downloaded(content, "fetched")
 
     async def _read(self, response: ClientResponse, progress: DownloadProgress) -> bytes:
-        max_bytes = self.options.max_item_bytes
+        max_bytes = self.settings.max_item_bytes
         encodings = ",".join(response.headers.getall("Content-Encoding", ()))
         if encodings.strip().lower() not in ("", "identity"):
             raise ServerRefusedError("its server sent it compressed without being asked")

@@ -1,32 +1,140 @@
 """Media by URL: checked by the rules, then fetched, or read from below the root.
 
+A `file://` URL is read below one root. Each part of its path is opened in the folder that was opened before
+it, and refused where it is a link. The last one is checked through its own descriptor: a regular file, of
+bounded size.
+
 Errors leave here in the gateway's format, with the item's place in the request.
 """
 
 import asyncio
+import io
+import os
+import re
+import stat
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote_to_bytes
 
 from aiohttp.abc import AbstractResolver
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import span
 from triptych_gateway.fetch.client import open_client
-from triptych_gateway.fetch.downloader import Downloader
-from triptych_gateway.fetch.failures import FetchError, FetchTimeoutError, UrlRefusedError, request_error
-from triptych_gateway.fetch.local_files import LocalFile, LocalFiles
-from triptych_gateway.fetch.options import FetchOptions
+from triptych_gateway.fetch.downloader import Downloader, FetchSlots
+from triptych_gateway.fetch.failures import (
+    ContentTooLargeError,
+    FetchError,
+    FetchTimeoutError,
+    MalformedUrlError,
+    NoResourcesError,
+    ServerRefusedError,
+    UrlRefusedError,
+    request_error,
+)
+from triptych_gateway.fetch.fetch_rules import (
+    CONTROL,
+    MAX_URL_CHARS,
+    AddressRules,
+    FetchUrl,
+    HostRules,
+    UrlRules,
+)
 from triptych_gateway.fetch.response_cache import ResponseCache
-from triptych_gateway.fetch.rules.addresses import AddressRules
-from triptych_gateway.fetch.rules.hosts import HostRules
-from triptych_gateway.fetch.rules.urls import FetchUrl, UrlRules
 from triptych_gateway.fetch.shared_downloads import OnGrowth, SharedDownloads
-from triptych_gateway.fetch.slots import FetchSlots
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.settings import FetchSettings
+
+_URL = re.compile(r"file://(?P<host>[^/?#]*)(?P<path>/[^?#]*)", re.IGNORECASE)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO does not block
+READ_BYTES = 1 << 20
+MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """File below the root, by the names that lead to it."""
+
+    names: tuple[str, ...] = field(repr=False)
+
+
+class LocalFiles:
+    """Reader of files below one gateway's root."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+
+    def accept(self, text: str) -> LocalFile:
+        """Return the file that the URL `text` names, without checking that it exists.
+
+        Raises:
+            MalformedUrlError: no file URL.
+            UrlRefusedError: of another host, or not below the root.
+        """
+        found = _URL.fullmatch(text) if len(text) <= MAX_URL_CHARS else None
+        if found is None or CONTROL.search(text):
+            raise MalformedUrlError("it is not a file URL")
+        if found["host"].lower() not in ("", "localhost"):
+            raise UrlRefusedError("only files of this host are read")
+        path = os.fsdecode(unquote_to_bytes(found["path"]))
+        names = path.split("/")[1:]
+        root = PurePosixPath(self._root).parts[1:]
+        if "\x00" in path or len(names) > MAX_NAMES or any(name in ("", ".", "..") for name in names):
+            raise UrlRefusedError("its path has parts that are not allowed")
+        if tuple(names[: len(root)]) != root or len(names) == len(root):
+            raise UrlRefusedError("only files below the root that the operator has set are read")
+        return LocalFile(tuple(names[len(root) :]))
+
+    def read(self, file: LocalFile) -> bytes:
+        """Return the file's bytes. Call it in a thread.
+
+        Raises:
+            FetchError: it cannot be read, is no regular file, or is too large.
+        """
+        try:
+            with ExitStack() as stack:
+                return self._read(self._open(file, stack))
+        except OSError as error:
+            if is_transient(error):
+                raise NoResourcesError("the gateway cannot open it just now") from error
+            raise _unreadable() from error
+
+    def _open(self, file: LocalFile, stack: ExitStack) -> int:
+        *folders, last = file.names
+        opened = os.open(self._root, _FOLDER)
+        stack.callback(os.close, opened)
+        for name in folders:
+            opened = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=opened)
+            stack.callback(os.close, opened)
+        opened = os.open(last, _FILE, dir_fd=opened)
+        stack.callback(os.close, opened)
+        return opened
+
+    def _read(self, opened: int) -> bytes:
+        info = os.fstat(opened)
+        if not stat.S_ISREG(info.st_mode):
+            raise _unreadable()
+        content = io.BytesIO()  # gives its memory away without a copy
+        while info.st_size <= self._max_bytes >= content.tell():
+            piece = os.read(opened, READ_BYTES)
+            if not piece:
+                return content.getvalue()
+            content.write(piece)
+        raise ContentTooLargeError(f"it is larger than {self._max_bytes} bytes")
+
+
+def _unreadable() -> FetchError:
+    """Return one error for all reasons, so that a caller learns nothing about the folder."""
+    return ServerRefusedError("it is no file that can be read")
+
 
 AcceptedUrl = FetchUrl | LocalFile
 SCHEMES = frozenset({"http", "https", "file"})
@@ -116,26 +224,30 @@ class MediaFetcher:
 
 @asynccontextmanager
 async def open_fetcher(
-    options: FetchOptions,
+    settings: FetchSettings,
     threads: Executor,
     metrics: GatewayMetrics,
     names: AbstractResolver | None = None,
 ) -> AsyncIterator[MediaFetcher]:
     """Open a fetcher whose downloads run while the block does, with `names` as resolver."""
-    files = None if options.file_root is None else LocalFiles(options.file_root, options.max_item_bytes)
-    if not options.fetches_urls:
-        yield MediaFetcher(None, None, files, threads, metrics, options.timeout_s)
+    files = (
+        None
+        if settings.fetch_file_root is None
+        else LocalFiles(settings.fetch_file_root, settings.max_item_bytes)
+    )
+    if not settings.fetch_urls:
+        yield MediaFetcher(None, None, files, threads, metrics, settings.fetch_timeout_s)
         return
     rules = UrlRules(
-        frozenset(options.allowed_ports),
-        HostRules(options.allowed_hosts, options.denied_hosts),
-        AddressRules(options.allowed_networks),
+        frozenset(settings.fetch_allowed_ports),
+        HostRules(settings.fetch_allowed_hosts, settings.fetch_denied_hosts),
+        AddressRules(settings.fetch_allowed_networks),
     )
-    slots = FetchSlots(options.max_in_flight, options.max_per_host)
-    cache = ResponseCache(options.cache_bytes)
+    slots = FetchSlots(settings.fetch_max_in_flight, settings.fetch_max_per_host)
+    cache = ResponseCache(settings.fetch_cache_bytes)
     async with (
-        open_client(options, names) as client,
-        SharedDownloads(Downloader(rules, client, slots, cache, options), options, metrics) as downloads,
+        open_client(settings, names) as client,
+        SharedDownloads(Downloader(rules, client, slots, cache, settings), settings, metrics) as downloads,
     ):
         metrics.fetches_in_flight.set_function(lambda: len(downloads))
-        yield MediaFetcher(rules, downloads, files, threads, metrics, options.timeout_s)
+        yield MediaFetcher(rules, downloads, files, threads, metrics, settings.fetch_timeout_s)

@@ -8,12 +8,12 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Self
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry import get_logger
 from triptych_gateway.errors import unavailable
-from triptych_gateway.fetch.attempts import RetryPolicy
 from triptych_gateway.fetch.downloader import Downloaded, Downloader
 from triptych_gateway.fetch.failures import (
     FetchBusyError,
@@ -21,15 +21,43 @@ from triptych_gateway.fetch.failures import (
     FetchTimeoutError,
     ServerFailedError,
 )
-from triptych_gateway.fetch.options import FetchOptions
+from triptych_gateway.fetch.fetch_rules import FetchUrl
 from triptych_gateway.fetch.response_cache import CacheKey
-from triptych_gateway.fetch.rules.urls import FetchUrl
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.settings import FetchSettings
 
 log = get_logger(__name__)
 
 OnGrowth = Callable[[int], None]
 """Callback with a number of bytes before they are held; may raise a RequestError."""
+
+
+FIRST_WAIT_S = 0.2
+MAX_WAIT_S = 2.0
+MAX_RETRY_AFTER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Retry policy of one gateway."""
+
+    max_attempts: int
+
+    def wait_s(self, num_attempts: int, error: ServerFailedError, chance: float) -> float | None:
+        """Return the seconds until the next attempt after `num_attempts`; None: there is none.
+
+        Args:
+            chance: number from 0 to 1 that spreads the retries of attempts that failed together.
+        """
+        if num_attempts >= self.max_attempts:
+            return None
+        doubled_s = min(FIRST_WAIT_S * 2.0 ** (num_attempts - 1), MAX_WAIT_S)
+        wait_s = doubled_s * (0.5 + chance / 2)
+        if error.retry_after_s is None:
+            return wait_s
+        if error.retry_after_s > MAX_RETRY_AFTER_S:
+            return None
+        return max(error.retry_after_s, wait_s)
 
 
 class SharedDownload:
@@ -93,10 +121,10 @@ class SharedDownload:
 class SharedDownloads:
     """Downloads of one gateway, which run while its block does."""
 
-    def __init__(self, downloader: Downloader, options: FetchOptions, metrics: GatewayMetrics) -> None:
+    def __init__(self, downloader: Downloader, settings: FetchSettings, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
-        self._policy = RetryPolicy(options.max_attempts)
-        self._timeout_s = options.timeout_s
+        self._policy = RetryPolicy(settings.fetch_max_attempts)
+        self._timeout_s = settings.fetch_timeout_s
         self._metrics = metrics
         self._downloads: dict[CacheKey, SharedDownload] = {}
         self._tasks: set[asyncio.Task[None]] = set()

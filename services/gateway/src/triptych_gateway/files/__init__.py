@@ -2,16 +2,11 @@
 
 upload_form     a multipart body, parsed as it comes; pure
 uploads         one upload: received, checked, kept
-content_checks    its kind of media, by the checks of media in requests
 file_store      the directory: one folder for each API key; owns what is indented
 partial_file      a file that is being written, and one that is being read
 file_record       facts kept beside its bytes, as JSON
-file_limits       bounds on files, on a key's files, and on their lives
 directory_use     use of the directory, and remains of dead gateways
-expiry          removes files whose time is over
 encode_ahead    orders a new file's encode, when nothing else is to be encoded
-known_files     the files that a request names
-file_listing    one page of a key's files; pure
 file_service    all of it, as the routes have it
 
 What is on disk is the only truth: several gateways may share the directory. Every step on it blocks, and is

@@ -17,17 +17,16 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from triptych_common.domain.errors import BusUnavailableError, RequestError
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_queue import FairKey
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import EncodeClass, InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
-from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.content_parts import KnownFile, MediaPart
 from triptych_gateway.request.media import ItemNaming
 from triptych_gateway.routing.registry_view import RegistryView
 
@@ -145,21 +144,21 @@ class EncodeAhead:
         file = waiting.file
         part = MediaPart(0, (), modality, "", "file", file_id=file.file_id, file=file)
         item = ItemNaming(digest, self._video_piece_rows, waiting.tenant_salt).name_file(part, file)
-        media_wait = MediaWait(
+        item_wait = ItemWait(
             RequestId(f"ahead-{uuid4().hex}"),
             record.instance,
             (item,),
             time.monotonic() + self._timeout_s,
             None,
             digest,
-            lane=Lane(EncodeClass.AHEAD),
+            fair_key=FairKey(EncodeClass.AHEAD),
         )
         try:
             # The instance that the item is announced to never gets a request: the gateway acks in its place.
-            async with self._final_acks.hold_acks(media_wait), self._orders.open_wait(media_wait):
-                self._orders.order_all(media_wait)
+            async with self._final_acks.hold_acks(item_wait), self._orders.open_wait(item_wait):
+                self._orders.order_all(item_wait)
                 async with asyncio.timeout(self._timeout_s):
-                    await race(media_wait.wait_sealed(), media_wait.wait_failure())
+                    await race(item_wait.wait_sealed(), item_wait.wait_failure())
         except TimeoutError:
             log.warning("file not encoded ahead", file_id=file.file_id, code="deadline_exceeded")
             return "failed"

@@ -1,10 +1,12 @@
-"""Files API of one gateway, for its routes and its requests."""
+"""FileService: uploaded files for the Files API and for requests that name them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -12,21 +14,78 @@ from starlette.types import Receive, Scope
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.files.encode_ahead import EncodeAhead
-from triptych_gateway.files.expiry import ExpirySweep
-from triptych_gateway.files.file_listing import ListQuery, page_of
-from triptych_gateway.files.file_record import FileRecord, deleted_object
+from triptych_gateway.files.file_record import FileRecord, ListQuery, deleted_object, page_of
 from triptych_gateway.files.file_store import FileStore, file_not_found, storage_failed
-from triptych_gateway.files.known_files import KnownFiles, known_file
 from triptych_gateway.files.partial_file import OpenContent
 from triptych_gateway.files.uploads import FileUploads
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
-from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.content_parts import KnownFile, MediaPart
+
+
+def known_file(store: FileStore, owner: str, record: FileRecord, threads: Executor) -> KnownFile:
+    """Return the file for a request, with a reader of its bytes."""
+    return KnownFile(
+        record.file_id,
+        record.num_bytes,
+        record.media_digest,
+        record.modalities,
+        record.image_header,
+        partial(store.read_content, owner, record),
+        threads,
+    )
+
 
 log = get_logger(__name__)
+
+REMOVED_AT_ONCE = 100
+LONGEST_WAIT_S = 3600.0  # other gateways' files are removed by them; if such a gateway is gone, by this one
+AFTER_FAILURE_S = 60.0
+
+
+class ExpirySweep:
+    """Sweep of one gateway's files, asleep until the next one is due. `run` must run."""
+
+    def __init__(self, store: FileStore, threads: Executor) -> None:
+        self._store = store
+        self._threads = threads
+        self._next_at: float | None = None  # wall clock, seconds
+        self._changed = asyncio.Event()
+
+    def note_file(self, expires_at: float) -> None:
+        """Note the expiry of a new file. A running sweep may have missed it, so another one follows."""
+        if self._next_at is None or expires_at < self._next_at:
+            self._next_at = expires_at
+            self._changed.set()
+
+    async def run(self, measure: Callable[[], Awaitable[None]]) -> None:
+        """Remove expired files for ever; `measure` is awaited after each removal."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            self._next_at = None
+            wait_s = LONGEST_WAIT_S
+            try:
+                num_removed, self._next_at = await loop.run_in_executor(
+                    self._threads, self._store.remove_expired, REMOVED_AT_ONCE
+                )
+            except OSError as error:
+                log.warning("expired files not removed", error=repr(error))
+                wait_s, self._next_at = AFTER_FAILURE_S, None
+            else:
+                if num_removed:
+                    log.info("expired files removed", num_files=num_removed)
+                    await measure()
+            if self._next_at is not None:
+                wait_s = min(wait_s, max(self._next_at - time.time(), 0.0))
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
 
 CHUNK_BYTES = 256 << 10
 T = TypeVar("T")
@@ -38,7 +97,6 @@ class FileService:
 
     store: FileStore
     uploads: FileUploads
-    known: KnownFiles
     expiry: ExpirySweep
     ahead: EncodeAhead | None  # None: switched off
     threads: Executor  # for steps that requests wait for
@@ -114,12 +172,30 @@ class FileService:
             self.threads.submit(content.close)
 
     async def find_files(self, parts: Sequence[MediaPart], caller: Caller) -> None:
-        """Find the files that a request names; `KnownFiles.find_files` describes it."""
-        await self.known.find_files(parts, caller.owner)
+        """Complete the parts that name files, from records alone, in one step of a thread.
+
+        Raises:
+            RequestError: 404 there is none, it has expired, or it is another key's; 400 of another kind;
+                503 the disk.
+        """
+        store, owner = self.store, caller.owner
+        named = {part.file_id for part in parts if part.file_id is not None}
+        records = await self._run(lambda: {file_id: store.find_file(owner, file_id) for file_id in named})
+        for part in parts:
+            if part.file_id is None:
+                continue
+            record = records[part.file_id]
+            if record is None:
+                raise file_not_found(part.file_id, part.path)
+            if part.takes_any:
+                part.modality = record.modalities[0]
+            elif part.modality not in record.modalities:
+                message = f"{part.path}: the file is not {part.modality} but {record.modalities[0]}"
+                raise RequestError(400, "invalid_file", message, part.path)
+            part.file = known_file(store, owner, record, self.threads)
         if self.ahead is not None:
-            for part in parts:
-                if part.file_id is not None:
-                    self.ahead.forget_file(part.file_id)
+            for file_id in named:
+                self.ahead.forget_file(file_id)
 
     async def measure(self) -> None:
         """Measure the directory for the metrics."""

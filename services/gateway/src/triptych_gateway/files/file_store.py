@@ -38,7 +38,6 @@ from triptych_gateway.files.directory_use import (
     expiries,
     measure,
 )
-from triptych_gateway.files.file_limits import FileLimits
 from triptych_gateway.files.file_record import (
     MAX_RECORD_BYTES,
     NS_PER_S,
@@ -49,6 +48,7 @@ from triptych_gateway.files.file_record import (
 )
 from triptych_gateway.files.partial_file import CREATE, EXISTING, PRIVATE, PartialFile, read_all
 from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.settings import FileSettings
 
 log = get_logger(__name__)
 
@@ -72,7 +72,7 @@ class NewFile:
 class FileStore:
     """Store of one gateway; several may share the directory, on a host or a file system that locks."""
 
-    def __init__(self, root: Path, limits: FileLimits, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, root: Path, limits: FileSettings, now_ns: Callable[[], int] = time.time_ns) -> None:
         """Open the directory. Raises RunDirError: it cannot be made, or other users can read it."""
         ensure_run_dir(root, "directory of files")
         self._root = root
@@ -96,13 +96,19 @@ class FileStore:
         with self._locked():
             use = self._measure()
             own = use.of(owner)
-            if own.num_files >= limits.max_key_files or own.num_bytes + wanted > limits.max_key_bytes:
+            if (
+                own.num_files >= limits.files_max_key_files
+                or own.num_bytes + wanted > limits.files_max_key_bytes
+            ):
                 message = (
-                    f"the files of this API key would be more than {limits.max_key_files},"
-                    f" or more than {limits.max_key_bytes} bytes; delete some"
+                    f"the files of this API key would be more than {limits.files_max_key_files},"
+                    f" or more than {limits.files_max_key_bytes} bytes; delete some"
                 )
                 raise RequestError(403, "file_quota_exceeded", message, "file")
-            if use.total.num_files >= limits.max_files or use.total.num_bytes + wanted > limits.max_bytes:
+            if (
+                use.total.num_files >= limits.files_max_files
+                or use.total.num_bytes + wanted > limits.files_max_bytes
+            ):
                 raise unavailable("files_full", "there is no room for more files; try again later", "file")
             folder = self._root / owner
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -263,7 +269,7 @@ class FileStore:
 
     # ---- parts -----------------------------------------------------------------------------------
     def _measure(self) -> DirectoryUse:
-        self.remove_expired(self.limits.max_files)
+        self.remove_expired(self.limits.files_max_files)
         return measure(self._root)
 
     def _paths(self, owner: str, file_id: str) -> tuple[Path, Path]:

@@ -10,8 +10,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.files.file_limits import KEPT_NAME_CHARS, FileLimits
-from triptych_gateway.files.file_record import PURPOSES, Purpose
+from triptych_gateway.files.file_record import KEPT_NAME_CHARS, PURPOSES, Purpose
+from triptych_gateway.settings import FileSettings
 
 FILE_FIELD = "file"
 PURPOSE_FIELD = "purpose"
@@ -170,7 +170,7 @@ def purpose_of(form: UploadForm) -> Purpose:
     raise RequestError(400, "invalid_value", f"purpose must be one of {', '.join(PURPOSES)}", PURPOSE_FIELD)
 
 
-def lifetime_of(form: UploadForm, limits: FileLimits) -> int:
+def lifetime_of(form: UploadForm, limits: FileSettings) -> int:
     """Return the seconds from the upload until the file expires.
 
     Raises:
@@ -178,10 +178,10 @@ def lifetime_of(form: UploadForm, limits: FileLimits) -> int:
     """
     anchor, seconds = form.fields.get(ANCHOR_FIELD), form.fields.get(SECONDS_FIELD)
     if anchor is None and seconds is None:
-        return limits.lifetime_s
+        return limits.files_lifetime_s
     if anchor != ANCHOR:
         raise RequestError(400, "invalid_value", f"{ANCHOR_FIELD} must be {ANCHOR}", ANCHOR_FIELD)
-    longest = limits.max_lifetime_s
+    longest = limits.files_max_lifetime_s
     if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 16):
         raise RequestError(400, "invalid_value", f"{SECONDS_FIELD} must be a whole number", SECONDS_FIELD)
     if not 1 <= int(seconds) <= longest:

@@ -11,55 +11,73 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial as partial_call
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, VIDEO_CONTAINERS, container_of
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.transient import is_transient
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.errors import unavailable
-from triptych_gateway.files.content_checks import check_content
 from triptych_gateway.files.file_record import FileRecord
 from triptych_gateway.files.file_store import FileStore, NewFile, storage_failed
 from triptych_gateway.files.partial_file import PartialFile, file_too_large
 from triptych_gateway.files.upload_form import MAX_FORM_BYTES, UploadForm, lifetime_of, purpose_of
 from triptych_gateway.race import Guard
-from triptych_gateway.request.item_checks import MediaLimits
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.item_checks import MediaLimits, check_media
 from triptych_gateway.request.request_body import body_timeout, header_of
+
+SOUND_BRANDS = (b"M4A ", b"M4B ")  # of an MP4 that holds no pictures
+
+
+def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, ...], ImageHeader | None]:
+    """Return the modalities that the file can have, the likeliest first, and an image's header. Takes
+    milliseconds.
+
+    Raises:
+        RequestError: 400 or 413, it is no image, video or audio that is served.
+    """
+    kinds = modalities_of(content[:HEAD_BYTES])
+    header = check_media(MediaPart(0, (), kinds[0], "", "file"), content, limits)
+    return kinds, header
+
+
+def modalities_of(head: bytes) -> tuple[Modality, ...]:
+    """Return modalities by the first bytes: neither video nor audio counts as an image, checked next.
+
+    MP4 and WebM can be video or audio.
+    """
+    kinds = []
+    if container_of(head, VIDEO_CONTAINERS) is not None:
+        kinds.append(Modality.VIDEO)
+    if container_of(head, AUDIO_CONTAINERS) is not None:
+        kinds.append(Modality.AUDIO)
+    if head[4:12] in [b"ftyp" + brand for brand in SOUND_BRANDS]:
+        kinds.reverse()
+    return tuple(kinds) or (Modality.IMAGE,)
+
 
 GATHERED_BYTES = 256 << 10  # of a body, before a thread takes them
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class UploadTimes:
-    stalled_s: float  # between two pieces of a body
-    total_s: float
-
-
 class FileUploads:
     """Receiver of one gateway's uploads."""
 
     def __init__(
-        self,
-        store: FileStore,
-        media: MediaLimits,
-        limiter: RequestLimiter,
-        threads: Executor,
-        times: UploadTimes,
-        max_uploads: int,
+        self, store: FileStore, media: MediaLimits, limiter: RequestLimiter, threads: Executor
     ) -> None:
         self._store = store
         self._media = media
         self._limiter = limiter
         self._threads = threads
-        self._times = times
-        self._max_uploads = max_uploads
         self._num_uploads = 0
 
     async def take_file(self, owner: str, scope: Scope, receive: Receive, guard: Guard) -> FileRecord:
@@ -72,7 +90,7 @@ class FileUploads:
             RequestError: it is refused, or there is no room.
             ClientDisconnect: the client went away.
         """
-        if self._num_uploads >= self._max_uploads:
+        if self._num_uploads >= self._store.limits.files_max_uploads:
             raise RequestError(429, "too_many_requests", "too many uploads at once; try again shortly")
         self._num_uploads += 1
         try:
@@ -111,11 +129,11 @@ class FileUploads:
                 partial.write(piece)
 
         loop = asyncio.get_running_loop()
-        left_s = self._times.total_s  # of the client's time, not of the disk's
+        left_s = self._store.limits.files_upload_timeout_s  # of the client's time, not of the disk's
         is_last = False
         while not is_last:
             begun = loop.time()
-            limit_s = min(self._times.stalled_s, max(left_s, 0.0))
+            limit_s = min(self._store.limits.body_timeout_s, max(left_s, 0.0))
             limit = loop.call_later(limit_s, lambda: guard.fail(body_timeout()))
             try:
                 message = await receive()

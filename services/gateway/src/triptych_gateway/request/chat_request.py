@@ -1,12 +1,16 @@
 """Validation of a chat's body in any form: fields the gateway needs, and fields callers may not send.
 
+`RequestOptions` decides on options of the processor and the media reader. vLLM does the same in front of its
+renderer: an option changes an image's cost and the vision tower's input. Here, as there, all are refused
+unless the operator lists them; then with bounds.
+
 Everything else passes through to vLLM, which validates it again.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -14,25 +18,73 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.media_options import MAX_NAME_CHARS, OptionRules, refused_option
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.endpoints.table import CHAT
-from triptych_gateway.request.bounds.field_bounds import check_fields
-from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.forms.completions import COMPLETIONS
-from triptych_gateway.request.forms.form import Form, RequestLimits
-from triptych_gateway.request.forms.grammar_bounds import check_grammars
+from triptych_gateway.request.body_bounds import check_bounds, check_fields, prompt_too_large
+from triptych_gateway.request.body_splitter import SplitBody
+from triptych_gateway.request.content_parts import MediaPart, format_place, put_at, value_at
+from triptych_gateway.request.forms.form import COMPLETIONS, Form
+from triptych_gateway.request.forms.grammar_bounds import GrammarBounds, check_grammars
 from triptych_gateway.request.forms.messages import MESSAGES
 from triptych_gateway.request.forms.responses import RESPONSES
-from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.places import format_place, put_at, value_at
-from triptych_gateway.request.request_options import (
-    MEDIA_IO_FIELD,
-    OPTIONS_FIELDS,
-    PROCESSOR_FIELD,
-    RequestOptions,
-)
-from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.settings import RequestSettings
+
+PROCESSOR_FIELD = "mm_processor_kwargs"
+MEDIA_IO_FIELD = "media_io_kwargs"
+OPTIONS_FIELDS = (PROCESSOR_FIELD, MEDIA_IO_FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Options that requests may set; none by default."""
+
+    processor: OptionRules = field(default_factory=dict)
+    media: Mapping[Modality, OptionRules] = field(default_factory=dict)
+
+    def check_options(self, fields: Mapping[str, Any]) -> None:
+        """Check both fields of a request's body, as parsed; absent, null and {} are fine.
+
+        Raises:
+            RequestError: 400, `param` names the option, or the field where none is allowed at all.
+        """
+        processor_options = fields.get(PROCESSOR_FIELD)
+        if processor_options is not None:
+            _check(processor_options, self.processor, PROCESSOR_FIELD, PROCESSOR_FIELD)
+        media_io_options = _object(fields.get(MEDIA_IO_FIELD), MEDIA_IO_FIELD)
+        if media_io_options and not any(self.media.values()):
+            raise _not_allowed(MEDIA_IO_FIELD)
+        for name, options in media_io_options.items():
+            path = f"{MEDIA_IO_FIELD}.{name[:MAX_NAME_CHARS]}"
+            if name not in set(Modality):
+                message = f"{path}: media are of type {', '.join(Modality)}"
+                raise RequestError(400, "invalid_value", message, path)
+            _check(options, self.media.get(Modality(name), {}), path, path)
+
+
+def _check(options: Any, rules: OptionRules, path: str, field_name: str) -> None:
+    options = _object(options, path)
+    if options and not rules:
+        raise _not_allowed(field_name)
+    refusal = refused_option(options, rules)
+    if refusal is not None:
+        param = f"{path}.{refusal.name}"
+        raise RequestError(400, "invalid_value", f"{param} {refusal.reason}", param)
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(400, "invalid_value", f"{path} must be an object", path)
+    return value
+
+
+def _not_allowed(name: str) -> RequestError:
+    return RequestError(400, "field_not_allowed", f"{name} may not be set by requests here", name)
+
 
 # Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
 # sets it counts on the isolation it stands for. `chat_template` is code, which prefill_decode would run.
@@ -52,7 +104,7 @@ PARSE_INLINE_BYTES = 32 << 10
 Parsed = TypeVar("Parsed")
 Body = TypeVar("Body", bound=BaseModel)
 
-DEFAULT_LIMITS = RequestLimits()
+DEFAULT_LIMITS = RequestSettings()
 
 
 @dataclass(frozen=True)
@@ -109,7 +161,7 @@ def parse_chat_request(
     raw: bytes | bytearray,
     guard: PlaceholderGuard,
     max_items: int,
-    limits: RequestLimits = DEFAULT_LIMITS,
+    limits: RequestSettings = DEFAULT_LIMITS,
     options: RequestOptions = NO_OPTIONS,
     split: SplitBody | None = None,
     endpoint: Endpoint = CHAT,
@@ -123,13 +175,13 @@ def parse_chat_request(
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
     """
-    check_bounds(raw, limits.body)
+    check_bounds(raw, limits)
     form = FORMS[endpoint.chat_form]
     fields = parse_object(raw)
     body = validate_body(form.body, fields)
     refuse_privileged(fields, endpoint)
     options.check_options(fields)
-    check_grammars(fields, limits.grammars)
+    check_grammars(fields, GrammarBounds(limits.max_grammar_chars))
     name = endpoint.inputs[0]
     if isinstance(fields[name], list) and len(fields[name]) > limits.max_messages:
         message = f"{name} holds more than {limits.max_messages}"
@@ -138,8 +190,8 @@ def parse_chat_request(
     media = form.find_media(fields, max_items)
     num_media_chars = sum(len(part.url) for part in media) if split is None else _take_split(media, split)
     num_prompt_bytes = (len(raw) if split is None else split.num_bytes) - num_media_chars
-    if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
-        raise prompt_too_large(limits.body.max_prompt_bytes)
+    if num_prompt_bytes > limits.max_prompt_bytes:  # text that begins like media, and is none
+        raise prompt_too_large(limits.max_prompt_bytes)
     _check_placeholders(guard, fields, endpoint, media)
     check_fields(fields, endpoint, limits, num_prompt_bytes)
     if media:
@@ -162,8 +214,7 @@ class RequestParser:
     """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
 
     guard: PlaceholderGuard
-    max_items: int
-    limits: RequestLimits
+    limits: RequestSettings
     options: RequestOptions
     threads: Executor
 
@@ -190,7 +241,9 @@ class RequestParser:
             return None  # reading it whole finds the same fault, with the caller's own terms
 
     def _parse(self, raw: bytearray, endpoint: Endpoint, split: SplitBody | None = None) -> ChatRequest:
-        return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split, endpoint)
+        return parse_chat_request(
+            raw, self.guard, self.limits.max_items, self.limits, self.options, split, endpoint
+        )
 
 
 def _check_placeholders(

@@ -1,4 +1,11 @@
-"""Content parts of chat messages: text, media, and parts that are refused.
+"""Content parts of chat messages: text, media, and parts that are refused; places of values in a body.
+
+A `Place` is the keys and indices that lead to a value:
+
+    ("messages", 0, "content", 2)    messages[0].content[2]
+
+A request that names an uploaded file (`KnownFile`) rarely needs its bytes: identity, kind and size were found
+at the upload.
 
 vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
 text part may carry no media key at all, and `uuid` is never passed on.
@@ -7,15 +14,81 @@ A media part may name an uploaded file by its `file_id`, in the place of a URL. 
 `input_file` can do nothing else.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.metrics import MIXED, TEXT
-from triptych_gateway.request.known_file import KnownFile
-from triptych_gateway.request.places import Place, format_place
+from triptych_gateway.request.image_header import ImageHeader
+
+Place = tuple[str | int, ...]
+
+
+def format_place(place: Place) -> str:
+    """Format ('messages', 0, 'role') as 'messages[0].role'."""
+    path = ""
+    for step in place:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def value_at(body: Any, place: Place) -> Any:
+    """Return the value at a place, which must exist; the same below."""
+    for step in place:
+        body = body[step]
+    return body
+
+
+def put_at(body: Any, place: Place, value: Any) -> None:
+    """Replace the value at a place in the body itself."""
+    value_at(body, place[:-1])[place[-1]] = value
+
+
+def replace_at(body: dict[str, Any], values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
+    """Return a copy of the body with these values; only containers on the paths to them are copied."""
+    copies: dict[Place, Any] = {(): dict(body)}
+    for place, value in values:
+        for depth in range(1, len(place)):
+            holder, step = copies[place[: depth - 1]], place[depth - 1]
+            if place[:depth] not in copies:
+                copies[place[:depth]] = holder[step] = holder[step].copy()
+        copies[place[:-1]][place[-1]] = value
+    return copies[()]  # type: ignore[no-any-return]
+
+
+def lists_before(body: Any, place: Place) -> Iterator[list[Any]]:
+    """Yield the elements before the place in each list that leads to it, from the outside."""
+    for step in place:
+        if isinstance(step, int):
+            yield body[:step]
+        body = body[step]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """Uploaded file whose bytes are read at each call; none are kept."""
+
+    file_id: str
+    num_bytes: int
+    media_digest: str  # common `domain.hashing.media_digest` of its bytes
+    modalities: tuple[Modality, ...]  # that it can be; the likeliest first
+    image: ImageHeader | None  # of an image
+    read: Callable[[], bytes] = field(repr=False)
+    """Reader of the file's bytes. It blocks on the disk, so call it in a thread.
+
+    Raises:
+        RequestError: 404 it was deleted meanwhile; 503 it cannot be read.
+    """
+    threads: Executor = field(repr=False)
+
+    async def fetch(self) -> bytes:
+        """Read the bytes in a thread of its own pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, self.read)
+
 
 # type -> key that holds the text
 TEXT_KEYS = {

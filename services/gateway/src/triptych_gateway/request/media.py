@@ -22,11 +22,10 @@ from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
 from triptych_gateway.request.chat_request import ChatRequest
-from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.content_parts import KnownFile, MediaPart
+from triptych_gateway.request.data_url import check_data_url, too_large
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
-from triptych_gateway.request.known_file import KnownFile
-from triptych_gateway.request.split.data_url import check_data_url, too_large
 
 MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
 

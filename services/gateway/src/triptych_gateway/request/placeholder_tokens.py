@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.request.body_bounds import MAX_DEPTH, count_values, too_complex
 from triptych_gateway.request.content_parts import text_of
-from triptych_gateway.request.json_bounds import MAX_DEPTH, BodyBounds, count_values, too_complex
+from triptych_gateway.settings import RequestSettings
 
 # Fields of the body that a chat template may render.
 RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template_kwargs")
@@ -36,7 +37,7 @@ class PlaceholderGuard:
     def __init__(
         self,
         tokens: Sequence[str],
-        max_values: int = BodyBounds().max_values,
+        max_values: int = RequestSettings().max_body_values,
         announced: Callable[[str], Collection[str]] = lambda model: (),
     ) -> None:
         self._tokens = tuple(tokens)

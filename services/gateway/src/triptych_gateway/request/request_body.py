@@ -7,8 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.request.split.body_splitter import BodySplitter
-from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.request.body_splitter import BodySplitter, SplitBody
 
 STEP = 64 << 10  # bytes that are split at once; then others have a turn
 

@@ -13,21 +13,20 @@ from typing import Any, Self
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
-from triptych_gateway.request.bounds.field_bounds import check_fields
+from triptych_gateway.request.body_bounds import check_bounds, check_fields, prompt_too_large
+from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (
     STRIPPED_FIELDS,
+    RequestOptions,
     parse_object,
     refuse_privileged,
     run_parse,
     validate_body,
 )
 from triptych_gateway.request.content_parts import MediaPart, check_text_part, check_text_parts
-from triptych_gateway.request.forms.form import RequestLimits
-from triptych_gateway.request.forms.grammar_bounds import check_grammars
-from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
+from triptych_gateway.request.forms.grammar_bounds import GrammarBounds, check_grammars
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
-from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.settings import RequestSettings
 
 MAX_INPUTS = 2048  # of a request that pools, as OpenAI's API has it
 MAX_LISTS = 2  # lists of lists of token ids, or of messages
@@ -45,11 +44,7 @@ class TextRequest:
     num_prompt_bytes: int
     checked_tokens: frozenset[str]
     media: tuple[MediaPart, ...] = ()
-
-    @property
-    def num_media_bytes(self) -> int:
-        """Bytes of the media in the body."""
-        return sum(part.num_sent_bytes for part in self.media)
+    num_media_bytes: int = 0
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """Check texts as `ChatRequest.check_placeholders` does."""
@@ -69,16 +64,12 @@ class TextRequest:
             return self
         return replace(self, model=model, body={**self.body, "model": model})
 
-    def of_model(self, model: str) -> "TextRequest":
-        """Return the request for a model that its caller has not named."""
-        return replace(self, model=model)
-
 
 def parse_text_request(
     raw: bytes | bytearray,
     endpoint: Endpoint,
     guard: PlaceholderGuard,
-    limits: RequestLimits,
+    limits: RequestSettings,
     options: RequestOptions,
 ) -> TextRequest:
     """Validate one body for `endpoint`. Takes a while for a large one: tens of milliseconds.
@@ -86,18 +77,18 @@ def parse_text_request(
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
     """
-    check_bounds(raw, limits.body)
+    check_bounds(raw, limits)
     fields = parse_object(raw)
     body = validate_body(TextBody, fields)
     refuse_privileged(fields, endpoint)
     options.check_options(fields)
-    check_grammars(fields, limits.grammars)
+    check_grammars(fields, GrammarBounds(limits.max_grammar_chars))
     for name in endpoint.inputs:
         _check_input(fields.get(name), name, limits.max_messages)
     _check_numbers(fields, body, endpoint, limits)
     _check_stream(body, endpoint)
-    if len(raw) > limits.body.max_prompt_bytes:  # text that begins like media, and is none
-        raise prompt_too_large(limits.body.max_prompt_bytes)
+    if len(raw) > limits.max_prompt_bytes:  # text that begins like media, and is none
+        raise prompt_too_large(limits.max_prompt_bytes)
     is_computed = endpoint.is_computed
     if is_computed:
         guard.check_texts(fields, (), endpoint.inputs)
@@ -118,7 +109,7 @@ class TextParser:
     """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
 
     guard: PlaceholderGuard
-    limits: RequestLimits
+    limits: RequestSettings
     options: RequestOptions
     threads: Executor
 
@@ -178,7 +169,9 @@ def _check_object(value: dict[str, Any], path: str) -> None:
         check_text_part(value, path)
 
 
-def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestLimits) -> None:
+def _check_numbers(
+    fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestSettings
+) -> None:
     """Check the number of engine requests that the request becomes."""
     numbers = [(name, _num_inputs(fields.get(name))) for name in endpoint.inputs]
     if endpoint.kind is EndpointKind.POOL:

@@ -16,25 +16,121 @@ from starlette.types import Receive, Scope, Send
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import StoredResponses
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.dispatch import Arrival, Dispatch, PriorResponse
-from triptych_gateway.chat.exchange import ChatParts, Exchange
-from triptych_gateway.chat.routing import chat_routing
-from triptych_gateway.chat.streaming import ClientStream
-from triptych_gateway.chat.upstream import RESPONSE_PARAM
-from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.files.file_record import is_file_id
 from triptych_gateway.files.file_service import FileService
+from triptych_gateway.proxy.context import PriorResponse, RequestContext, UpstreamRequest
+from triptych_gateway.proxy.exchange import Exchange, Request
+from triptych_gateway.proxy.services import Services
+from triptych_gateway.proxy.streaming import ClientStream
+from triptych_gateway.proxy.upstream import RESPONSE_PARAM
 from triptych_gateway.race import Guard
+from triptych_gateway.request.chat_request import MEDIA_IO_FIELD, PROCESSOR_FIELD
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.responses.continuation import continue_from, record_of
-from triptych_gateway.responses.kept_images import KeptImages
-from triptych_gateway.responses.response_index import FoundResponse, ResponseIndex, new_response_id
+from triptych_gateway.responses.response_index import (
+    PREVIOUS_FIELD,
+    FoundResponse,
+    KeptImages,
+    ResponseImage,
+    ResponseIndex,
+    ResponseRecord,
+    new_response_id,
+    response_not_found,
+)
 from triptych_gateway.responses.response_request import ResponseRequest
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import SERVING_ROLES
 from triptych_gateway.settings import GatewaySettings
+
+
+async def continue_from(
+    request: ResponseRequest, found: FoundResponse, images: KeptImages, caller: Caller, max_items: int
+) -> ResponseRequest:
+    """Return `request` with the images of the conversation before its own; they have no place in its body.
+
+    Raises:
+        RequestError: 404, the response is of another model; 400, other options than before, too many images.
+    """
+    record, response_id = found.record, request.previous_response_id or ""
+    if request.model not in ("", record.model):
+        raise response_not_found(response_id)
+    if record.has_raw_media and (request.processor_options or request.media_io_options):
+        raise _other_options(PROCESSOR_FIELD if request.processor_options else MEDIA_IO_FIELD)
+    if record.images and request.processor_options != record.processor_options:
+        raise _other_options(PROCESSOR_FIELD)
+    if record.images and request.media_io_options.get(Modality.IMAGE, {}) != record.media_io_options:
+        raise _other_options(MEDIA_IO_FIELD)
+    earlier = [
+        MediaPart(
+            index,
+            (),
+            Modality.IMAGE,
+            "",
+            PREVIOUS_FIELD,
+            file=await images.find(image, caller, response_id),
+        )
+        for index, image in enumerate(record.images)
+    ]
+    own = [replace(part, item_index=part.item_index + len(earlier)) for part in request.media]
+    if len(earlier) + len(own) > max_items:
+        message = f"a request may hold {max_items} media items at most, with those of the earlier responses"
+        raise RequestError(400, "too_many_items", message, PREVIOUS_FIELD)
+    body = {**request.body, "model": record.model}  # without it vLLM would take an adapter's base model
+    return replace(request, body=body, model=record.model, media=(*earlier, *own))
+
+
+def record_of(
+    request: ResponseRequest,
+    items: tuple[TakenItem, ...],
+    found: FoundResponse | None,
+    *,
+    instance: str,
+    boot_id: str,
+    owner: str,
+    is_raw: bool,
+) -> ResponseRecord:
+    """Return the record of a response when its answer begins; `is_raw` means that its media were sent raw."""
+    has_raw_media = is_raw or (found is not None and found.record.has_raw_media)
+    kept = [] if is_raw else [item for item in items if request.is_kept(item.part)]
+    return ResponseRecord(
+        instance=instance,
+        boot_id=boot_id,
+        owner=owner,
+        model=request.model,
+        has_events=request.is_background and request.stream,
+        has_raw_media=has_raw_media,
+        images=tuple(_image_of(item) for item in kept),
+        processor_options=request.processor_options if kept else {},
+        media_io_options=request.media_io_options.get(Modality.IMAGE, {}) if kept else {},
+    )
+
+
+def _image_of(item: TakenItem) -> ResponseImage:
+    if item.image is None:
+        raise ValueError("a response has images alone")
+    return ResponseImage(
+        media_digest=item.media_digest,
+        num_bytes=item.num_bytes,
+        image=item.image.properties,
+        file_id=_file_id(item),
+    )
+
+
+def _file_id(item: TakenItem) -> str | None:
+    """Return the id of an uploaded file; images of an earlier response look like files too."""
+    file = item.part.file
+    return file.file_id if file is not None and is_file_id(file.file_id) else None
+
+
+def _other_options(name: str) -> RequestError:
+    message = f"{name} must be those of the response that the request continues"
+    return RequestError(400, "unsupported", message, name)
+
 
 MAX_EVENTS = 10**9  # of one response
 _FLAG = TypeAdapter(bool)  # as vLLM reads it
@@ -42,7 +138,7 @@ _FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """Parts that exchanges of responses share beside `ChatParts`."""
+    """Parts that exchanges of responses share beside `Services`."""
 
     index: ResponseIndex
     images: KeptImages
@@ -61,32 +157,37 @@ class ResponseParts:
         return cls(ResponseIndex(stored, view), images)
 
 
-class ResponseExchange(Exchange[ResponseRequest]):
-    """Exchange that makes a response, perhaps from an earlier one."""
+class _FoundExchange(Exchange[Request]):
+    """Exchange that may begin from a stored response."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        parts: ChatParts,
+        services: Services,
         responses: ResponseParts,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        super().__init__(endpoint, parts, scope, receive, send)
+        super().__init__(endpoint, services, scope, receive, send)
         self._responses = responses
         self._found: FoundResponse | None = None
+        self._query = ""
+
+
+class ResponseExchange(_FoundExchange[ResponseRequest]):
+    """Exchange that makes a response, perhaps from an earlier one."""
 
     async def _read(self, booking: Booking, guard: Guard) -> ResponseRequest:
         responses = self._responses
         body = await self._read_body(booking, guard)
-        chat = await self._parts.parser.parse(body, booking.resize, self._endpoint)
+        chat = await self._services.parser.parse(body, booking.resize, self._endpoint)
         chat = chat.with_model(self._resolve(chat.model))
         request = ResponseRequest.of_chat(chat, new_response_id())
         if request.previous_response_id is not None:
             self._found = await responses.index.find(request.previous_response_id, self._caller)
             request = await continue_from(
-                request, self._found, responses.images, self._caller, self._parts.parser.max_items
+                request, self._found, responses.images, self._caller, self._services.parser.limits.max_items
             )
         has_raw = self._found is not None and self._found.record.has_raw_media
         request.check_beside_media(has_earlier_media=has_raw)
@@ -101,32 +202,23 @@ class ResponseExchange(Exchange[ResponseRequest]):
             message = "max_output_tokens must be set for background: this API key has a limit of tokens"
             raise RequestError(400, "missing_field", message, "max_output_tokens")
 
-    def _with_model(self, request: ResponseRequest) -> ResponseRequest:
-        model = request.model or self._parts.instances.only_model(self._caller.may_use)
-        return replace(request, model=model)
-
     async def _serve(
-        self, request: ResponseRequest, arrival: Arrival, booking: Booking, client: ClientStream
+        self, request: ResponseRequest, context: RequestContext, booking: Booking, client: ClientStream
     ) -> None:
-        parts, found = self._parts, self._found
-        await self._wait_model(request.model, arrival)
+        found = self._found
+        await self._wait_model(request.model, context)
         prior = None if found is None else PriorResponse(found.instance, found.record.has_raw_media)
-        arrival = replace(arrival, prior=prior, on_answer=partial(self._keep, request))
-        if request.media:
-            await parts.media_serving.serve(request, arrival, booking, client)
-        else:
-            routing = chat_routing(request, arrival.session)
-            dispatch = Dispatch(
-                arrival, request, text_body(request), endpoint=self._endpoint, routing=routing
-            )
-            await parts.forwarder.forward(dispatch, client)
+        context = replace(context, prior=prior, on_answer=partial(self._keep, request))
+        await self._serve_chat(request, context, booking, client)
 
-    async def _keep(self, request: ResponseRequest, dispatch: Dispatch, instance: InstanceRecord) -> None:
+    async def _keep(
+        self, request: ResponseRequest, upstream: UpstreamRequest, instance: InstanceRecord
+    ) -> None:
         if not request.stores or not instance.stores_responses:
             return
         if request.media and instance.role not in SERVING_ROLES:
             return  # it has no items: it could not go on from this one
-        items = tuple(dispatch.media_wait.items) if dispatch.media_wait is not None else ()
+        items = tuple(upstream.item_wait.items) if upstream.item_wait is not None else ()
         for item in items:
             if isinstance(item.content, bytes):
                 self._responses.images.keep(item.media_digest, item.content)
@@ -137,27 +229,13 @@ class ResponseExchange(Exchange[ResponseRequest]):
             instance=instance.instance,
             boot_id=instance.boot_id,
             owner=self._caller.owner,
-            is_raw=dispatch.needs_tower,
+            is_raw=upstream.needs_tower,
         )
         await self._responses.index.keep(request.response_id, record)
 
 
-class StoredExchange(Exchange[TextRequest]):
+class StoredExchange(_FoundExchange[TextRequest]):
     """Exchange that reads a stored response or its events, or cancels it. Limits of keys do not count."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        parts: ChatParts,
-        responses: ResponseParts,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        super().__init__(endpoint, parts, scope, receive, send)
-        self._responses = responses
-        self._found: FoundResponse | None = None
-        self._query = ""
 
     async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
         await self._read_body(booking, guard)  # nothing in it counts
@@ -178,24 +256,21 @@ class StoredExchange(Exchange[TextRequest]):
             checked_tokens=frozenset(),
         )
 
-    def _with_model(self, request: TextRequest) -> TextRequest:
-        return request
-
     async def _serve_counted(
-        self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream
+        self, request: TextRequest, context: RequestContext, booking: Booking, client: ClientStream
     ) -> None:
-        await self._serve(request, arrival, booking, client)
+        await self._serve(request, context, booking, client)
 
     async def _serve(
-        self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream
+        self, request: TextRequest, context: RequestContext, booking: Booking, client: ClientStream
     ) -> None:
         if self._found is None:
             raise RuntimeError("a request is parsed before it is served")
-        arrival.root.on_model(request.model)
-        arrival = replace(arrival, prior=PriorResponse(self._found.instance, has_raw_media=False))
+        context.root.on_model(request.model)
+        context = replace(context, prior=PriorResponse(self._found.instance, has_raw_media=False))
         path = self._scope["path"] + self._query
-        dispatch = Dispatch(arrival, request, b"", endpoint=self._endpoint, path=path)
-        await self._parts.forwarder.forward(dispatch, client)
+        upstream = UpstreamRequest(context, request, b"", endpoint=self._endpoint, path=path)
+        await self._services.forwarder.forward(upstream, client)
 
 
 def _stream_query(scope: Scope) -> tuple[bool, str]:

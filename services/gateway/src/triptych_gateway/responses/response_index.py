@@ -1,22 +1,66 @@
-"""Index of stored responses: records in Redis that every gateway writes and reads."""
+"""Responses that instances store: where each is, and the images that continue it.
+
+The record has no texts: they are in the instance alone.
+
+A response can be continued while the encoder's output is in the store, or the image's bytes are here or in an
+uploaded file. Otherwise the caller gets an error.
+"""
 
 import asyncio
 import re
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import ValidationError
+from cachetools import LRUCache
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
 
 from triptych_common.coordination import StoredResponses
 from triptych_common.domain.errors import BusUnavailableError, RequestError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import ImageProperties, InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.callers import Caller
-from triptych_gateway.chat.upstream import RESPONSE_PARAM
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.errors import unavailable
-from triptych_gateway.responses.response_record import ResponseRecord
+from triptych_gateway.files.file_service import FileService
+from triptych_gateway.proxy.upstream import RESPONSE_PARAM
+from triptych_gateway.request.content_parts import KnownFile
+from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.routing.registry_view import RegistryView
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ResponseImage(BaseModel):
+    """Image of the conversation up to a response, without its bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
+
+    media_digest: Digest
+    num_bytes: PositiveInt
+    image: ImageProperties
+    file_id: str | None = None  # of an uploaded file
+
+
+class ResponseRecord(BaseModel):
+    """Record of one stored response."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
+
+    version: Literal[1] = 1
+    instance: str
+    boot_id: str  # another life of the instance has forgotten it
+    owner: str  # `Caller.owner`
+    model: str
+    has_events: bool = False  # made in the background as a stream: its events can be read again
+    has_raw_media: bool = False  # the instance encodes its images itself, and has them
+    images: tuple[ResponseImage, ...] = ()  # that encoders make, in the order of the prompt
+    processor_options: Mapping[str, Any] = Field(default_factory=dict)  # of these images
+    media_io_options: Mapping[str, Any] = Field(default_factory=dict)
+
 
 log = get_logger(__name__)
 
@@ -104,3 +148,44 @@ def response_not_found(response_id: str) -> RequestError:
     """Return the 404 in vLLM's words."""
     message = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
     return RequestError(404, "response_not_found", message, RESPONSE_PARAM)
+
+
+PREVIOUS_FIELD = "previous_response_id"
+
+
+class KeptImages:
+    """Kept images of one gateway; the least recently used are dropped."""
+
+    def __init__(self, max_bytes: int, files: FileService | None, threads: Executor) -> None:
+        self._kept: LRUCache[str, bytes] = LRUCache(max_bytes, getsizeof=len)  # by the bytes' digest
+        self._files = files
+        self._threads = threads
+
+    def keep(self, media_digest: str, content: bytes) -> None:
+        if len(content) <= self._kept.maxsize:
+            self._kept[media_digest] = content
+
+    async def find(self, image: ResponseImage, caller: Caller, response_id: str) -> KnownFile:
+        """Return the image as a file. Its bytes are read only if the store has lost its output."""
+        content = self._kept.get(image.media_digest)
+        if content is None and image.file_id is not None and self._files is not None:
+            file = await self._files.find_file(caller, image.file_id)
+            if file is not None:
+                return file
+        properties = image.image
+        return KnownFile(
+            image.file_id or image.media_digest,
+            image.num_bytes,
+            image.media_digest,
+            (Modality.IMAGE,),
+            ImageHeader(properties.format, properties.width, properties.height),
+            partial(_read, content, response_id),
+            self._threads,
+        )
+
+
+def _read(content: bytes | None, response_id: str) -> bytes:
+    if content is None:
+        message = f"an image of the response {response_id!r} is no longer kept: send the conversation again"
+        raise RequestError(404, "response_image_gone", message, PREVIOUS_FIELD)
+    return content

@@ -5,9 +5,8 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.request.chat_request import ChatRequest
-from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.content_parts import MediaPart, Place, format_place, value_at
 from triptych_gateway.request.forms.responses import check_beside_media
-from triptych_gateway.request.places import Place, format_place, value_at
 
 # Tools that callers run. Others would be run by prefill_decode, which would open connections for them.
 CALLERS_TOOLS = ("function", "custom", "namespace")

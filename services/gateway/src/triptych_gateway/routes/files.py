@@ -9,9 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.chat.exchange import CLIENT_CLOSED_REQUEST, ChatParts
 from triptych_gateway.endpoints.local_endpoints import (
     DELETE_FILE,
     FILE_CONTENT,
@@ -19,9 +18,10 @@ from triptych_gateway.endpoints.local_endpoints import (
     LIST_FILES,
     UPLOAD_FILE,
 )
-from triptych_gateway.files.file_listing import ListQuery
-from triptych_gateway.files.file_record import FileRecord
+from triptych_gateway.files.file_record import FileRecord, ListQuery
 from triptych_gateway.files.file_service import FileService, files_not_enabled
+from triptych_gateway.proxy.exchange import CLIENT_CLOSED_REQUEST
+from triptych_gateway.proxy.services import Services
 from triptych_gateway.race import Guard
 from triptych_gateway.routes.local import add_route
 
@@ -67,12 +67,12 @@ class ContentResponse(Response):
                 log.info("client does not read", file_id=self._record.file_id)
 
 
-def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
+def file_routes(files: FileService | None, services: Services) -> APIRouter:
     """Return the routes of files; without `files` they answer that no directory is set."""
-    router = APIRouter()
+    router, limiter = APIRouter(), services.access.limiter
 
     def admit(request: Request) -> tuple[FileService, Caller]:
-        caller = chat.api_keys.check_key(request.headers.get("authorization"))
+        caller = services.access.api_keys.check_key(request.headers.get("authorization"))
         if files is None:
             raise files_not_enabled()
         return files, caller
@@ -80,33 +80,33 @@ def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
     async def upload(request: Request) -> Any:
         service, caller = admit(request)
         try:
-            with chat.limiter.hold_request(), Guard() as guard, chat.cut_off.hold(guard):
+            with limiter.hold_request(), Guard() as guard, services.cut_off.hold(guard):
                 return await service.upload(caller, request.scope, request.receive, guard)
         except ClientDisconnect:
-            chat.metrics.disconnects.inc()
+            services.metrics.disconnects.inc()
             log.info("client went away", **caller.fields)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def list_files(request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        with chat.limiter.hold_request():
+        with limiter.hold_request():
             return await service.list_files(caller, ListQuery.parse(request.query_params))
 
     async def retrieve(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        with chat.limiter.hold_request():
+        with limiter.hold_request():
             return (await service.retrieve(caller, file_id)).as_object()
 
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        with chat.limiter.hold_request():
+        with limiter.hold_request():
             return await service.delete(caller, file_id)
 
     async def content(file_id: str, request: Request) -> Response:
         service, caller = admit(request)
-        with chat.limiter.hold_request():
+        with limiter.hold_request():
             record = await service.retrieve(caller, file_id)
-        return ContentResponse(service, chat.limiter, caller, record, chat.chunk_timeout_s)
+        return ContentResponse(service, limiter, caller, record, services.settings.chunk_timeout_s)
 
     add_route(router, UPLOAD_FILE, upload)
     add_route(router, LIST_FILES, list_files)

@@ -6,9 +6,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, Exchange, SoundExchange, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
+from triptych_gateway.proxy.exchange import AudioExchange, ChatExchange, Exchange, TextExchange
+from triptych_gateway.proxy.services import Services
 from triptych_gateway.responses.exchange import ResponseExchange, ResponseParts, StoredExchange
 
 OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
@@ -25,19 +26,19 @@ class ForwardedApp:
         await self._open_exchange(scope, receive, send).run()
 
 
-def forwarded_apps(parts: ChatParts, responses: ResponseParts) -> list[ForwardedApp]:
+def forwarded_apps(services: Services, responses: ResponseParts) -> list[ForwardedApp]:
     """Return one application for each forwarded endpoint."""
-    return [ForwardedApp(endpoint, _exchange_of(endpoint, parts, responses)) for endpoint in FORWARDED]
+    return [ForwardedApp(endpoint, _exchange_of(endpoint, services, responses)) for endpoint in FORWARDED]
 
 
-def _exchange_of(endpoint: Endpoint, parts: ChatParts, responses: ResponseParts) -> OpenExchange:
+def _exchange_of(endpoint: Endpoint, services: Services, responses: ResponseParts) -> OpenExchange:
     if endpoint.kind is EndpointKind.STORED:
-        return partial(StoredExchange, endpoint, parts, responses)
+        return partial(StoredExchange, endpoint, services, responses)
     if endpoint.kind is EndpointKind.RESPONSE:
-        return partial(ResponseExchange, endpoint, parts, responses)
+        return partial(ResponseExchange, endpoint, services, responses)
     if endpoint.kind is EndpointKind.SOUND:
-        return partial(SoundExchange, endpoint, parts)
-    return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, parts)
+        return partial(AudioExchange, endpoint, services)
+    return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, services)
 
 
 class ForwardedFirst:

@@ -1,21 +1,18 @@
 """Routes /health and /ping, as in vLLM's server; /health/live, /health/ready, /version and /metrics."""
 
-from importlib.metadata import version
-
 import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from triptych_common import release
 from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.encode.stream_lags import StreamLags
+from triptych_gateway.encode.scrape_gauges import StreamLags, WaitingWork
 from triptych_gateway.endpoints.local_endpoints import HEALTH, LIVE, METRICS, PING, READY, VERSION
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.routing.registry_view import RegistryView
-
-PACKAGE = "triptych-gateway"
 
 
 def health_routes(
@@ -24,6 +21,7 @@ def health_routes(
     limiter: RequestLimiter,
     metrics: GatewayMetrics,
     stream_lags: StreamLags,
+    waiting_work: WaitingWork,
 ) -> APIRouter:
     router = APIRouter()
 
@@ -55,6 +53,7 @@ def health_routes(
                         r.adapters
                     ),  # their names may tell of tenants, and no key is asked for
                     "draining": r.draining,
+                    "release": r.release,
                     "namespace_digest": r.namespace_digest,
                     "transports": r.transports,
                     "device": r.device,
@@ -69,11 +68,12 @@ def health_routes(
         )
 
     async def metrics_text() -> Response:
+        waiting_work.measure()
         await stream_lags.measure()
         return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_version() -> dict[str, str]:
-        return {"version": gateway_version()}
+        return {"version": release()}
 
     add_route(router, HEALTH, health)
     add_route(router, PING, health)
@@ -82,8 +82,3 @@ def health_routes(
     add_route(router, METRICS, metrics_text)
     add_route(router, VERSION, show_version)
     return router
-
-
-def gateway_version() -> str:
-    """Return the version of the installed package."""
-    return version(PACKAGE)

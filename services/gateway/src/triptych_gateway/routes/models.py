@@ -5,8 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import ApiKeys, Caller
 from triptych_gateway.endpoints.local_endpoints import GET_MODEL, LIST_MODELS
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routes.local import add_route

@@ -6,14 +6,11 @@ from starlette.responses import Response
 
 from triptych_common.coordination import Registration
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.auth import ApiKeys, Caller
 from triptych_gateway.endpoints.local_endpoints import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.tracing.recent_requests import RecentRequests
-from triptych_gateway.ui.event_stream import EventStream
-from triptych_gateway.ui.live_view import LiveView
-from triptych_gateway.ui.page import PAGE, PAGE_HEADERS, read_page_files
+from triptych_gateway.ui.live_view import PAGE, PAGE_HEADERS, EventStream, LiveView, read_page_files
 from triptych_gateway.ui.system_view import SystemView
 
 

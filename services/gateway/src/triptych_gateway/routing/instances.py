@@ -1,28 +1,38 @@
-"""Instances for requests, by variant; the wait for one, and those that a request has lost."""
+"""Instances for requests, by variant; the wait for one, and those that requests have lost.
+
+    two instances within `MEMORY_S` ended with equal bodies of one API key --> refused until that time is over
+
+A body that is answered meanwhile is forgotten: it was not at fault.
+"""
 
 import asyncio
-from collections.abc import Callable, Set
+import time
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from blake3 import blake3
+from cachetools import TTLCache
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routing.pairs import instances_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.route_demand import RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, Router, ServingStage
 from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.routing.variants import (
     RankedVariants,
+    RouteDemand,
     Variant,
     VariantReason,
     able_to,
     rank_variants,
 )
+from triptych_gateway.settings import RoutingSettings
 
-Life = tuple[str, str]  # (instance, boot id)
+Incarnation = tuple[str, str]  # (instance, boot id)
 MAX_LOSSES = 2  # the first one, and where the request is sent again
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -32,16 +42,14 @@ Chosen = TypeVar("Chosen")
 class Instances:
     """Shared by all requests: the registry's view, the router, and bounds.
 
-    A model that was served before comes back within `grace_s`: its instances restart, or Redis lost its
-    data and they register again.
+    A model that was served before comes back within `instance_grace_s`: its instances restart, or Redis lost
+    its data and they register again.
     """
 
     view: RegistryView
     router: Router
-    grace_s: float
-    max_attempts: int  # instances that could not be reached, for one request
+    settings: RoutingSettings
     models: ServedModels = field(default_factory=ServedModels)
-    resends_to_last: bool = False  # a request with which an instance ended, to the last one of its model
 
     async def wait_model(self, model: str) -> None:
         """Wait until `model` is served.
@@ -150,7 +158,7 @@ class Instances:
         if (chosen := choose()) is not None:
             return chosen
         try:
-            async with asyncio.timeout(self.grace_s):
+            async with asyncio.timeout(self.settings.instance_grace_s):
                 while (chosen := choose()) is None:
                     if model not in self.view.models_seen:
                         raise self.unknown_model(model)
@@ -171,14 +179,14 @@ class InstanceLosses:
     """Instances that ended, or seemed to, with one request. All choices for the request share it.
 
     The request may be at fault. It is sent again once, and only where another instance would still serve its
-    model if that one ended as well (`Instances.resends_to_last`: also where none would).
+    model if that one ended as well (`resend_to_last_instance`: also where none would).
     """
 
-    lives: dict[Life, ServingStage] = field(default_factory=dict)
+    lives: dict[Incarnation, ServingStage] = field(default_factory=dict)
 
     def add(self, record: InstanceRecord) -> None:
         """Record an instance that ended with the request."""
-        self.lives[life_of(record)] = stage_of(record)
+        self.lives[incarnation_of(record)] = stage_of(record)
 
     @property
     def are_too_many(self) -> bool:
@@ -194,10 +202,56 @@ class InstanceLosses:
         return RequestError(502, "instance_lost", message)
 
 
-def life_of(record: InstanceRecord) -> Life:
+def incarnation_of(record: InstanceRecord) -> Incarnation:
     return record.instance, record.boot_id
 
 
 def stage_of(record: InstanceRecord) -> ServingStage:
     """Return the part of a request that the instance can do."""
     return next(stage for stage, roles in STAGE_ROLES.items() if record.role in roles)
+
+
+MEMORY_S = 300.0
+MAX_REQUESTS = 1024
+MAX_HASHED_BYTES = 4 << 20  # of a body, beside its length
+
+
+class LostRequests:
+    """Digests of recent requests with which instances ended, of one gateway."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lives: TTLCache[bytes, frozenset[Incarnation]] = TTLCache(MAX_REQUESTS, MEMORY_S, clock)
+
+    def __len__(self) -> int:
+        """Return the number of remembered requests; at 0 callers spare themselves the parts of a request."""
+        return len(self._lives)
+
+    def check(self, *parts: bytes) -> None:
+        """Refuse a request with which as many instances have ended as one request may end.
+
+        Args:
+            parts: what makes a request the same: its key, its path and its body, in this order; media in the
+                body are named.
+
+        Raises:
+            RequestError: 502.
+        """
+        if lives := self._lives.get(_digest(*parts)):
+            losses = InstanceLosses(dict.fromkeys(lives, ServingStage.WHOLE))
+            if losses.are_too_many:
+                raise losses.error()
+
+    def add(self, lives: Iterable[Incarnation], *parts: bytes) -> None:
+        """Note which instances have ended with a request."""
+        digest = _digest(*parts)
+        self._lives[digest] = self._lives.get(digest, frozenset()) | frozenset(lives)
+
+    def discard(self, *parts: bytes) -> None:
+        """Forget a request that was answered."""
+        self._lives.pop(_digest(*parts), None)
+
+
+def _digest(*parts: bytes) -> bytes:
+    *names, body = parts
+    hasher = blake3(b"\0".join(names) + b"\0%d\0" % len(body))
+    return hasher.update(memoryview(body)[:MAX_HASHED_BYTES]).digest()

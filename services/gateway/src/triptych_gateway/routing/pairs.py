@@ -4,7 +4,7 @@ A pair is an instance that prefills and one that decodes, of one model, one vers
 whose KV connectors fit. An instance of either kind without the other serves nothing.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
@@ -75,3 +75,20 @@ def has_tower(
 ) -> bool:
     """Return whether some instance could serve a request for `model` with its raw media."""
     return bool(towers_of(tuple(records), model, namespace_digest, modalities))
+
+
+def common_limits(records: Iterable[InstanceRecord]) -> Mapping[Modality, int]:
+    """Return what all of `records` take; empty if none of them announces limits."""
+    limits = [record.item_limits for record in records if record.item_limits]
+    shared = set(Modality).intersection(*limits) if limits else set()
+    return {modality: min(each[modality] for each in limits) for modality in shared}
+
+
+def widest_limits(records: Iterable[InstanceRecord]) -> Mapping[Modality, int]:
+    """Return what some of `records` take; empty if not all announce limits, or there are none."""
+    limits = [record.item_limits for record in records]
+    if not all(limits):
+        return {}
+    return {
+        modality: max(each.get(modality, 0) for each in limits) for modality in set[Modality]().union(*limits)
+    }

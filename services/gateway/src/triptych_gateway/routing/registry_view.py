@@ -13,8 +13,7 @@ from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.routing.item_limits import common_limits
-from triptych_gateway.routing.pairs import instances_of, pairs_of, serving_of
+from triptych_gateway.routing.pairs import common_limits, instances_of, pairs_of, serving_of
 from triptych_gateway.routing.router import (
     ENCODING_ROLES,
     SERVING_ROLES,
@@ -201,8 +200,3 @@ class RegistryView:
             own = [record for record in facts.encoding if record.namespace_digest == namespace_digest]
             facts.item_limits[namespace_digest] = common_limits(own)
         return facts.item_limits[namespace_digest]
-
-    async def wait_for_encoder(self, namespace_digest: str) -> None:
-        """Return once an encoder of this namespace is registered. Bound it."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.has_encoder(namespace_digest))

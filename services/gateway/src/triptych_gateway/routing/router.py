@@ -3,16 +3,77 @@
 Of those that can serve it, the one that the stage's routing policy chooses: `scheduling`.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
+from opentelemetry import trace
+
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Sharing
-from triptych_gateway.routing.scheduling.candidates import RoutingRequest
-from triptych_gateway.routing.scheduling.decision import RoutingDecision
-from triptych_gateway.routing.scheduling.instance_state import InstanceState
-from triptych_gateway.routing.scheduling.policy import RoutingPolicy
-from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfiles
-from triptych_gateway.routing.serving_stage import ServingStage as ServingStage
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.routing.scheduling.candidates import (
+    ONLY,
+    Candidate,
+    Filter,
+    Picker,
+    RoutingDecision,
+    RoutingRequest,
+    ScoredCandidate,
+    Scorer,
+    reason_for,
+)
+from triptych_gateway.routing.scheduling.candidates import ServingStage as ServingStage
+from triptych_gateway.routing.scheduling.instance_state import InstanceState, Waiting
+from triptych_gateway.routing.scheduling.profiles import (
+    BUILT_IN,
+    PICKERS,
+    SCORERS,
+    RoutingProfiles,
+    StageProfile,
+    make_filter,
+    read_profiles,
+)
+from triptych_gateway.settings import RoutingSettings
+from triptych_gateway.tracing import attributes
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPolicy:
+    """Routing policy of one stage."""
+
+    stage: str
+    filters: tuple[Filter, ...]
+    scorers: tuple[tuple[str, float, Scorer], ...]  # with name and weight, which is above 0
+    picker: Picker
+
+    @classmethod
+    def of(cls, stage: str, profile: StageProfile) -> "RoutingPolicy":
+        return cls(
+            stage,
+            tuple(make_filter(name, profile.full_above) for name in profile.filters),
+            tuple((name, weight, SCORERS[name]) for name, weight in profile.weights.items() if weight),
+            PICKERS[profile.picker],
+        )
+
+    def decide(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> RoutingDecision:
+        """Decide among `candidates`, not empty, each of which could serve the request."""
+        kept = candidates
+        for each in self.filters:
+            kept = [candidate for candidate in kept if each(candidate)] or kept
+        if len(candidates) == 1:
+            return RoutingDecision(self.stage, ScoredCandidate(kept[0], {}), None, ONLY)
+        parts: list[dict[str, float]] = [{} for _ in kept]
+        for name, weight, scorer in self.scorers:
+            for part, score in zip(parts, scorer(request, kept), strict=True):
+                part[name] = weight * score
+        scored = [ScoredCandidate(*each) for each in zip(kept, parts, strict=True)]
+        chosen = self.picker(scored)
+        others = [each for each in scored if each is not chosen]
+        runner_up = max(others, key=lambda each: each.total, default=None)
+        share = chosen.candidate.prefix_share(request.prompt) if request.is_prompt_read else None
+        return RoutingDecision(self.stage, chosen, runner_up, reason_for(chosen, runner_up), share)
+
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 # They serve requests with raw media, too.
@@ -85,15 +146,20 @@ class Router:
             self._report(decision)
         return decision.record
 
-    def begin_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
-        """Record that a request goes to `instance`; its end gets the same `routing`."""
-        self._state_of(instance).begin_request(routing)
+    def begin_request(self, instance: str, routing: RoutingRequest | None = None, now: float = 0.0) -> None:
+        """Record that a request goes to `instance`; its end gets the same `routing`, and with it `now`."""
+        self._state_of(instance).begin_request(routing, now)
 
     def end_request(
-        self, instance: str, routing: RoutingRequest | None = None, *, is_computed: bool = True
+        self,
+        instance: str,
+        routing: RoutingRequest | None = None,
+        now: float = 0.0,
+        *,
+        is_computed: bool = True,
     ) -> None:
         """Record the end of an answer; `is_computed` is False if there was none."""
-        self._state_of(instance).end_request(routing, is_computed=is_computed)
+        self._state_of(instance).end_request(routing, now, is_computed=is_computed)
 
     def avoid_instance(self, instance: str, now: float) -> None:
         """Avoid `instance` for a while, since it could not be reached."""
@@ -106,6 +172,13 @@ class Router:
     def num_requests(self, record: InstanceRecord, now: float) -> int:
         """Return the requests in flight at an instance, of all gateways as far as known."""
         return self._observed(record, now).num_requests(now)
+
+    def waiting_at(self, record: InstanceRecord, num_without_items: int, now: float) -> Waiting:
+        """Return this gateway's work that waits at an instance for its turn.
+
+        `num_without_items` requests there wait for encoders instead.
+        """
+        return self._observed(record, now).waiting(record, num_without_items, now)
 
     def observe(self, records: Iterable[InstanceRecord], now: float) -> None:
         """Record the load that instances announce, after a read of the registry."""
@@ -164,3 +237,24 @@ def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord])
     return bool(others) and all(
         each is not None and each.sharing in SHARED and each.gpu == own.gpu for each in others
     )
+
+
+def open_router(settings: RoutingSettings, metrics: GatewayMetrics) -> Router:
+    """Return a router for one gateway that reports its decisions.
+
+    Raises:
+        RoutingFileError: the file of routing profiles cannot be used.
+    """
+    profiles = read_profiles(settings.routing_file)
+    return Router(settings.suspect_s, profiles, partial(_report_decision, metrics))
+
+
+def _report_decision(metrics: GatewayMetrics, decision: RoutingDecision) -> None:
+    """Report the choice of an instance, in metrics and in the active span of its request."""
+    metrics.routing_decisions.labels(decision.stage, decision.reason).inc()
+    if decision.prefix_share is not None:
+        metrics.routing_prefix_share.observe(decision.prefix_share)
+    active = trace.get_current_span()
+    if active.is_recording():
+        active.set_attribute(attributes.ROUTING, decision.explanation)
+        active.set_attribute(attributes.ROUTING_REASON, decision.reason)

@@ -1,22 +1,51 @@
-"""Route of one request: one instance or a pair, and another route after a failure."""
+"""Route of one request: one instance or a pair, and another route after a failure.
+
+both kinds are there      where the load is least; a pair's is that of its busier half
+one kind is there         that one
+a decode instance has the prompt's beginning, items included       that one alone
+what is asked for cannot be divided                                one instance alone
+"""
 
 import time
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.errors import unavailable
-from triptych_gateway.routing.instances import InstanceLosses, Instances, Life, life_of, stage_of
+from triptych_gateway.routing.instances import (
+    Incarnation,
+    InstanceLosses,
+    Instances,
+    incarnation_of,
+    stage_of,
+)
 from triptych_gateway.routing.pairs import fits
-from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
-from triptych_gateway.routing.variants import Variant, VariantReason
-from triptych_gateway.routing.ways import LeastLoad, Load, Way, WayPolicy, WayReason, decide
+from triptych_gateway.routing.variants import ANYWHERE, RouteDemand, Variant, VariantReason
 
 WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.DECODE
+Load = tuple[bool, int]  # (all of them could not be reached a moment ago, fewest requests in flight)
+
+
+class RouteMode(StrEnum):
+    WHOLE = "whole"  # one instance does all of it
+    STAGED = "staged"  # one prefills, another takes its KV cache and decodes
+    DECODE = "decode"  # an instance that decodes, alone: it has the KV cache of the prompt, or computes it
+
+
+class RouteReason(StrEnum):
+    NO_PAIR = "no_pair"  # no pair of instances that prefill and decode can take it, or one has failed to
+    NO_WHOLE = "no_whole"  # no instance that does all of it can
+    LEAST_LOAD = "least_load"
+    PREFIX_HELD = "prefix_held"  # an instance that decodes has answered the conversation so far
+    NOT_DIVIDED = "not_divided"  # it asks for what cannot be divided
+    NO_TOKENS = "no_tokens"  # the endpoint computes none
+    STORED_RESPONSE = "stored_response"  # it goes on from a response that one instance has
+    ENCODES = "encodes"  # the instance is to encode the request's media itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +53,8 @@ class Route:
     """Route that is chosen before anything is sent."""
 
     first: InstanceRecord  # gets the request first
-    way: Way
-    reason: WayReason
+    mode: RouteMode
+    reason: RouteReason
     decode: InstanceRecord | None = None  # takes the KV cache then; None: `first` answers
 
     @property
@@ -68,16 +97,15 @@ class RouteChoice:
     demand: InstanceDemand
     first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
     only: InstanceRecord | None = None  # no other will do
-    held_by: Life | None = None  # an instance that decodes, and has answered the conversation so far
+    held_by: Incarnation | None = None  # an instance that decodes, and has answered the conversation so far
     routing: RoutingRequest | None = None  # further facts for the choice of instances
     asked: RouteDemand = ANYWHERE  # the request's own routing rules
     variant: Variant | None = None  # for which the media are named; None: text only, one after the other
     variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
-    policy: WayPolicy = field(default_factory=LeastLoad)
     losses: InstanceLosses = field(default_factory=InstanceLosses)
     _within: Set[str] | None = None  # instances of the variant under consideration; None: all
-    _tried: set[Life] = field(default_factory=set)
-    _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
+    _tried: set[Incarnation] = field(default_factory=set)
+    _doubtful: set[Incarnation] = field(default_factory=set)  # halves of pairs whose handover has failed
     _failed: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
     _num_failed: int = 0
     _error: RequestError | None = None  # of the last instance that failed at the request
@@ -113,7 +141,7 @@ class RouteChoice:
 
     def on_unreachable(self, record: InstanceRecord) -> None:
         """Record an instance that could not be reached or went away, a bounded number of times."""
-        self._tried.add(life_of(record))
+        self._tried.add(incarnation_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
@@ -125,20 +153,20 @@ class RouteChoice:
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
         """Record a failure at this request. Other requests do not avoid the instance."""
-        self._tried.add(life_of(record))
+        self._tried.add(incarnation_of(record))
         self._failed.add(record.instance)
         self._num_failed += 1
         self._error = error
 
     def on_draining(self, record: InstanceRecord) -> None:
         """Record an instance that did nothing with the request: this costs no attempt."""
-        self._tried.add(life_of(record))
+        self._tried.add(incarnation_of(record))
         self._may_refresh = True
 
     def on_handover_failed(self, route: Route) -> None:
         """Record that the decode instance did not take the KV cache; the request starts again, bounded."""
         self._num_handovers_failed += 1
-        self._doubtful |= {life_of(route.first), life_of(route.answering)}
+        self._doubtful |= {incarnation_of(route.first), incarnation_of(route.answering)}
         self._failed |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
@@ -156,7 +184,7 @@ class RouteChoice:
         if self.only is not None:
             if self._tried or self._num_handovers_failed or self.losses.lives:
                 return None
-            return Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
+            return Route(self.only, _mode_alone(self.only), RouteReason.STORED_RESPONSE)
         first, self.first = self.first, None
         held_by, self.held_by = self.held_by, None
         for within in self._allowed():
@@ -208,16 +236,20 @@ class RouteChoice:
             return WHOLE not in clear
         return not clear if served_by is not ServedBy.STAGES else not clear >= {PREFILL, DECODE}
 
-    def _pick_within(self, first: InstanceRecord | None, held_by: Life | None) -> Route | None:
+    def _pick_within(self, first: InstanceRecord | None, held_by: Incarnation | None) -> Route | None:
         for record in self._able(DECODE) if held_by is not None else ():
-            if life_of(record) == held_by:
-                return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
+            if incarnation_of(record) == held_by:
+                return Route(record, RouteMode.DECODE, RouteReason.PREFIX_HELD)
         if first is not None and self._stays(first):
             route = self._route_from(first, self._reason_of_first())
             if route is not None:
                 return route
         has_failed = self._within is None or not self._within.isdisjoint(self._failed)
-        if has_failed and max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
+        if (
+            has_failed
+            and max(self._num_failed, self._num_handovers_failed)
+            >= self.instances.settings.max_dispatch_attempts
+        ):
             self._may_refresh = False
             return None
         found = self._pick_first()
@@ -228,12 +260,12 @@ class RouteChoice:
 
         The registry may have lost it.
         """
-        if life_of(record) in self.losses.lives:
+        if incarnation_of(record) in self.losses.lives:
             return False
         named = (each for each in self.instances.view.records if each.instance == record.instance)
-        return all(life_of(each) == life_of(record) and not each.draining for each in named)
+        return all(incarnation_of(each) == incarnation_of(record) and not each.draining for each in named)
 
-    def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
+    def _pick_first(self) -> tuple[InstanceRecord, RouteReason] | None:
         whole, served_by = self._able(WHOLE), self.demand.served_by
         if served_by is ServedBy.ANY:
             by_stage = {stage: self._able(stage) for stage in ServingStage}
@@ -241,11 +273,11 @@ class RouteChoice:
                 stage: load for stage, each in by_stage.items() if (load := self._load(each)) is not None
             }
             stage = min(loads, key=lambda each: loads[each], default=WHOLE)
-            return self._first_of(by_stage[stage], stage, WayReason.NO_TOKENS)
+            return self._first_of(by_stage[stage], stage, RouteReason.NO_TOKENS)
         if served_by is not ServedBy.STAGES:
-            found = self._first_of(whole, WHOLE, WayReason.NOT_DIVIDED)
+            found = self._first_of(whole, WHOLE, RouteReason.NOT_DIVIDED)
             if found is None and served_by is ServedBy.ALONE and not self.demand.has_media:
-                found = self._first_of(self._able(DECODE), DECODE, WayReason.NOT_DIVIDED)
+                found = self._first_of(self._able(DECODE), DECODE, RouteReason.NOT_DIVIDED)
             if found is None and not self._tried and self._able(PREFILL):
                 raise self._not_served()
             return found
@@ -254,31 +286,31 @@ class RouteChoice:
         pair_load = self._pair_load(prefills, self._able(DECODE)) if prefills else None
         if self._num_handovers_failed and whole_load is not None and not whole_load[0]:
             pair_load = None  # another handover may fail as the first one did
-        decided = decide(self.policy, whole_load, pair_load)
+        decided = decide(whole_load, pair_load)
         if decided is None:
             return None
-        way, reason = decided
-        return self._first_of(*((whole, WHOLE) if way is Way.WHOLE else (prefills, PREFILL)), reason)
+        mode, reason = decided
+        return self._first_of(*((whole, WHOLE) if mode is RouteMode.WHOLE else (prefills, PREFILL)), reason)
 
-    def _route_from(self, first: InstanceRecord, reason: WayReason) -> Route | None:
+    def _route_from(self, first: InstanceRecord, reason: RouteReason) -> Route | None:
         """Return the route from `first`; None if it prefills and no instance fits it."""
         if first.role not in STAGE_ROLES[PREFILL] or self.demand.served_by is ServedBy.ANY:
-            return Route(first, _way_alone(first), reason)
+            return Route(first, _mode_alone(first), reason)
         decode = self._pick_of([each for each in self._able(DECODE) if fits(first, each)], DECODE)
-        return None if decode is None else Route(first, Way.STAGED, reason, decode)
+        return None if decode is None else Route(first, RouteMode.STAGED, reason, decode)
 
-    def _reason_of_first(self) -> WayReason:
+    def _reason_of_first(self) -> RouteReason:
         if self.demand.needs_tower:
-            return WayReason.ENCODES
+            return RouteReason.ENCODES
         if self.demand.served_by is not ServedBy.STAGES:
-            return WayReason.NO_TOKENS if self.demand.served_by is ServedBy.ANY else WayReason.NOT_DIVIDED
+            return RouteReason.NO_TOKENS if self.demand.served_by is ServedBy.ANY else RouteReason.NOT_DIVIDED
         if not self._able(PREFILL):
-            return WayReason.NO_PAIR
-        return WayReason.LEAST_LOAD if self._able(WHOLE) else WayReason.NO_WHOLE
+            return RouteReason.NO_PAIR
+        return RouteReason.LEAST_LOAD if self._able(WHOLE) else RouteReason.NO_WHOLE
 
     def _first_of(
-        self, records: Sequence[InstanceRecord], stage: ServingStage, reason: WayReason
-    ) -> tuple[InstanceRecord, WayReason] | None:
+        self, records: Sequence[InstanceRecord], stage: ServingStage, reason: RouteReason
+    ) -> tuple[InstanceRecord, RouteReason] | None:
         record = self._pick_of(records, stage)
         return None if record is None else (record, reason)
 
@@ -290,8 +322,8 @@ class RouteChoice:
             each
             for each in view.serving_of(demand.model, stage)
             if (self._within is None or each.instance in self._within)
-            and life_of(each) not in self._tried
-            and life_of(each) not in self.losses.lives
+            and incarnation_of(each) not in self._tried
+            and incarnation_of(each) not in self.losses.lives
             and demand.namespace_digest in (None, each.namespace_digest)
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
             and (is_decode or demand.takes <= each.item_limits.keys())
@@ -299,7 +331,7 @@ class RouteChoice:
         if stage is PREFILL and able:
             decodes = self._able(DECODE)
             able = [each for each in able if any(fits(each, decode) for decode in decodes)]
-        return [each for each in able if life_of(each) not in self._doubtful] or able
+        return [each for each in able if incarnation_of(each) not in self._doubtful] or able
 
     def _may_lose(self, route: Route) -> bool:
         """Return whether the request may go there although an instance has ended with it.
@@ -307,19 +339,19 @@ class RouteChoice:
         Where that was half of a pair, the other half may be the only one of its stage.
         """
         lost = set(self.losses.lives.values())
-        if not lost or self.instances.resends_to_last:
+        if not lost or self.instances.settings.resend_to_last_instance:
             return True
         asked = [each for each in (route.first, route.answering) if WHOLE in lost or stage_of(each) in lost]
         return all(map(self._is_served_without, asked))
 
     def _is_served_without(self, record: InstanceRecord) -> bool:
         """Return whether the model is served without `record` and those that have ended with the request."""
-        gone, now = {*self.losses.lives, life_of(record)}, time.monotonic()
+        gone, now = {*self.losses.lives, incarnation_of(record)}, time.monotonic()
         left = {
             stage
             for stage in ServingStage
             for each in self.instances.view.serving_of(self.demand.model, stage)
-            if life_of(each) not in gone and not self.instances.router.is_suspect(each.instance, now)
+            if incarnation_of(each) not in gone and not self.instances.router.is_suspect(each.instance, now)
         }
         return WHOLE in left or left >= {PREFILL, DECODE}
 
@@ -359,5 +391,17 @@ class RouteChoice:
         return RequestError(400, "unsupported", message, name)
 
 
-def _way_alone(record: InstanceRecord) -> Way:
-    return Way.DECODE if record.role in STAGE_ROLES[DECODE] else Way.WHOLE
+def _mode_alone(record: InstanceRecord) -> RouteMode:
+    return RouteMode.DECODE if record.role in STAGE_ROLES[DECODE] else RouteMode.WHOLE
+
+
+def decide(whole: Load | None, pair: Load | None) -> tuple[RouteMode, RouteReason] | None:
+    """Return the mode of a request that may be divided; None without an instance of either kind.
+
+    Equal loads go whole, which costs no transfer; `pair` is the load of its busier half.
+    """
+    if whole is None or pair is None:
+        if whole is not None:
+            return RouteMode.WHOLE, RouteReason.NO_PAIR
+        return None if pair is None else (RouteMode.STAGED, RouteReason.NO_WHOLE)
+    return RouteMode.STAGED if pair < whole else RouteMode.WHOLE, RouteReason.LEAST_LOAD

@@ -1,10 +1,74 @@
-"""ServedModels: names under which models are requested, and shares of their versions, as last read."""
+"""Served models: their names and their versions' shares, from a YAML file that may change.
+
+aliases:                     # name -> model or LoRA adapter
+  gpt-4o: qwen-vl
+shares:                      # model -> version -> weight
+  qwen-vl: {"2": 90, "3": 10}
+version_header: true         # callers may name a version themselves
+session_header: X-Session-Id # what keeps a conversation at one version, instead of its first message
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from triptych_gateway.routing.models_file import ModelsFile, read_models_file
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.ids import Name
+from triptych_common.runtime.yaml_file import YamlFileError, read_yaml_file
+
+MAX_WEIGHT = 1_000_000
+
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Weight = Annotated[int, Field(strict=True, ge=0, le=MAX_WEIGHT)]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$")]
+Shares = Annotated[dict[Name, Weight], Field(min_length=1)]
+
+
+class ModelsFileError(TriptychError):
+    """The file of models cannot be used as it is."""
+
+
+class ModelsFile(BaseModel):
+    """Content of the file; empty without one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aliases: dict[ModelName, ModelName] = Field(default_factory=dict)
+    shares: dict[ModelName, Shares] = Field(default_factory=dict)
+    version_header: Annotated[bool, Field(strict=True)] = False
+    session_header: HeaderName = "X-Session-Id"
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:  # noqa: N804 - pydantic calls it on the model
+        for alias, model in self.aliases.items():
+            if model in self.aliases:
+                raise ValueError(f"aliases: {alias} leads to {model}, which is an alias itself")
+        for model, shares in self.shares.items():
+            if model in self.aliases:
+                raise ValueError(f"shares: {model} is an alias")
+            if not any(shares.values()):
+                raise ValueError(f"shares: no version of {model} has a weight")
+        return self
+
+
+def read_models_file(path: Path) -> ModelsFile:
+    """Read and check the content of `path`.
+
+    Raises:
+        ModelsFileError: it is missing or malformed.
+    """
+    try:
+        content = read_yaml_file(path, f"the file of models {path}")
+    except YamlFileError as error:
+        raise ModelsFileError(str(error)) from error.__cause__  # `ChangedFile` looks at it
+    try:
+        return ModelsFile.model_validate(content or {})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the file"
+        raise ModelsFileError(f"the file of models {path}: {place}: {fault['msg']}") from None
 
 
 class ServedModels:

@@ -2,10 +2,8 @@
 
 attributes     names of the attributes
 request_span   the span: named, filled in as the request goes on, ended with its outcome
-parameters     attributes from a body: numbers, never text
 answer_facts   attributes from an answer: ids, usage, why it ended
-stages         time until the first chunk, by stage
-item_timing    history of a request's media items
+timings        stages until the first chunk; history of a request's media items
 recent_requests  the last requests, for the page at `/ui`
 trace_trust    peers whose `traceparent` counts
 """

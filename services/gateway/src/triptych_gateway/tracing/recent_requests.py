@@ -17,8 +17,7 @@ import orjson
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata, Message
-from triptych_gateway.tracing.item_timing import ItemTiming, in_ms
-from triptych_gateway.tracing.stages import FirstTokenStages, Stage
+from triptych_gateway.tracing.timings import FirstTokenStages, ItemTiming, Stage, in_ms
 
 CLIENT_CLOSED = 499
 FRESH_S = 0.5  # greatest age of a running request's times on the page

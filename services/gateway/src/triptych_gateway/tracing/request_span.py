@@ -5,7 +5,7 @@ short and hold no text of the request or the answer.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,11 +19,50 @@ from triptych_common.telemetry.span_records import REQUEST_ID, STAGE_PREFIX, STA
 from triptych_gateway.endpoints.answer_cost import num_prompts
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.answer_facts import AnswerFacts
-from triptych_gateway.tracing.item_timing import ItemTiming
-from triptych_gateway.tracing.parameters import parameters_of
 from triptych_gateway.tracing.recent_requests import RecentRequest, RecentRequests, TokenCount
-from triptych_gateway.tracing.stages import FirstTokenStages, Stage
+from triptych_gateway.tracing.timings import FirstTokenStages, ItemTiming, Stage
 from triptych_gateway.tracing.trace_trust import address_of
+
+_INT64 = 1 << 63  # what OTLP can hold
+
+
+def _int(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -_INT64 <= value < _INT64 else None
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+_PARAMETERS: dict[str, tuple[str, Callable[[object], int | float | None]]] = {
+    "max_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
+    "max_output_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
+    "max_completion_tokens": (attributes.REQUEST_MAX_TOKENS, _int),  # its successor, which counts
+    "temperature": (attributes.REQUEST_TEMPERATURE, _float),
+    "top_p": (attributes.REQUEST_TOP_P, _float),
+    "top_k": (attributes.REQUEST_TOP_K, _int),
+    "seed": (attributes.REQUEST_SEED, _int),
+    "frequency_penalty": (attributes.REQUEST_FREQUENCY_PENALTY, _float),
+    "presence_penalty": (attributes.REQUEST_PRESENCE_PENALTY, _float),
+}
+
+
+def parameters_of(body: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return attributes of the parameters that `body` sets; others than numbers are left out."""
+    found: dict[str, int | float] = {}
+    for name, (attribute, read) in _PARAMETERS.items():
+        if name in body and (value := read(body[name])) is not None:
+            found[attribute] = value
+    num_choices = _int(body.get("n"))
+    if num_choices is not None and num_choices != 1:
+        found[attributes.REQUEST_CHOICE_COUNT] = num_choices
+    stop = body.get("stop") or body.get("stop_sequences")
+    if isinstance(stop, (str, list)):
+        found[attributes.NUM_STOP_SEQUENCES] = 1 if isinstance(stop, str) else len(stop)
+    return found
+
 
 PROVIDER = "vllm"  # no name of the conventions' own fits; others are allowed
 MAX_ERROR_CHARS = 64

@@ -10,13 +10,15 @@ next step is pure (`next_step`, `transfer_table`).
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from uuid import uuid4
 
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.fair_queue import LEVELS
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_common.protocol.messages import EncodeNeeded, InstanceRecord, Message
+from triptych_common.protocol.messages import EncodeClass, EncodeNeeded, InstanceRecord, Message
 from triptych_common.protocol.transfers import (
     TransferCompleted,
     TransferFailed,
@@ -25,22 +27,13 @@ from triptych_common.protocol.transfers import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemNeededAgain, ItemWait, TargetChosen, TransferGivenUp
 from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.transfers.directory_notes import DirectoryNotes
-from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import TransferSource
-from triptych_gateway.transfers.link_rates import NOT_OF_THE_LINK, LinkRates
-from triptych_gateway.transfers.next_step import StepKind, next_step
-from triptych_gateway.transfers.place_finder import PlaceFinder
-from triptych_gateway.transfers.transfer_limits import (
-    MAX_EXTENSIONS,
-    PREDICTED_TIMES,
-    RETRY_S,
-    TransferLimits,
-)
-from triptych_gateway.transfers.transfer_order import transfer_order
+from triptych_gateway.settings import TransferSettings
+from triptych_gateway.transfers.fabric_view import NOT_OF_THE_LINK, FabricView, LinkRates
+from triptych_gateway.transfers.next_step import StepKind, TransferSource, next_step
+from triptych_gateway.transfers.place_finder import DirectoryNotes, PlaceFinder
 from triptych_gateway.transfers.transfer_table import (
     ItemTransfers,
     OrderReason,
@@ -52,6 +45,9 @@ from triptych_gateway.transfers.transfer_trace import TransferTraces
 
 log = get_logger(__name__)
 
+PREDICTED_TIMES = 3.0  # times the predicted duration, after which a transfer counts as silent
+MAX_EXTENSIONS = 4  # extensions for an agent that is alive: it may wait for room at the target
+RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
 CHECK_S = 0.5  # how often it is looked whether agents have begun another life
 NEVER = float("inf")
 NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that no agent reports
@@ -69,19 +65,19 @@ class TransferOrders:
         orders: EncodeOrders,
         notes: DirectoryNotes,
         rates: LinkRates,
-        limits: TransferLimits,
+        settings: TransferSettings,
         metrics: GatewayMetrics,
     ) -> None:
         self._bus = bus
         self._gateway = gateway
         self._fabric = fabric
         self._orders = orders
-        self._limits = limits
+        self._settings = settings
         self._metrics = metrics
         self._notes = notes
         self.table, self.rates = ItemTransfers(), rates
         self.places = PlaceFinder(fabric, orders, notes, self.rates)
-        self._waits: dict[RequestId, MediaWait] = {}
+        self._waits: dict[RequestId, ItemWait] = {}
         self._targets: dict[RequestId, str] = {}  # store where each of them needs its items now
         self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
         self._to_look_up: dict[TransferKey, Transfer] = {}
@@ -91,61 +87,61 @@ class TransferOrders:
 
     # ---- a request's side ------------------------------------------------------------------------
     @contextmanager
-    def hold(self, media_wait: MediaWait) -> Iterator[None]:
+    def hold(self, item_wait: ItemWait) -> Iterator[None]:
         """Hold a request that may need its items elsewhere, until the block ends.
 
-        From now on new ones are pushed to the store of `media_wait.prefill_decode` as soon as an encoder
+        From now on new ones are pushed to the store of `item_wait.prefill_decode` as soon as an encoder
         announces them.
         """
-        request_id = media_wait.request_id
-        self._waits[request_id] = media_wait
+        request_id = item_wait.request_id
+        self._waits[request_id] = item_wait
         try:
-            target = self._fabric.store_of(media_wait.prefill_decode)
-            for transfer in self._join(media_wait, target):
+            target = self._fabric.store_of(item_wait.prefill_decode)
+            for transfer in self._join(item_wait, target):
                 if transfer.state is TransferState.WAITING and self.places.is_encoding(transfer.mm_hash):
                     self._advance(transfer)
             yield
         finally:
-            self._leave(media_wait)
+            self._leave(item_wait)
             del self._waits[request_id]
 
-    async def bring(self, media_wait: MediaWait, record: InstanceRecord) -> None:
+    async def bring(self, item_wait: ItemWait, record: InstanceRecord) -> None:
         """Bring the request's items to the store of `record`'s instance, which is about to get it.
 
         Their sizes are known. With one registered store, nothing is done.
         """
-        media_wait.target = record.store or media_wait.target
+        item_wait.on_event(TargetChosen(record.store or item_wait.target))
         old = [
             each.mm_hash
-            for each in self._join(media_wait, record.store)
+            for each in self._join(item_wait, record.store)
             if each.state is TransferState.WAITING and not self.places.is_encoding(each.mm_hash)
         ]
-        await self.places.complete(media_wait, old, media_wait.target)
-        for transfer in self._join(media_wait, record.store):
+        await self.places.complete(item_wait, old, item_wait.target)
+        for transfer in self._join(item_wait, record.store):
             if transfer.state is TransferState.WAITING and not transfer.num_attempts:
                 self._advance(transfer)
 
-    def _join(self, media_wait: MediaWait, target: str | None) -> list[Transfer]:
+    def _join(self, item_wait: ItemWait, target: str | None) -> list[Transfer]:
         """Join the transfers of a request; none if its wait has ended, or with one registered store."""
-        request_id = media_wait.request_id
+        request_id = item_wait.request_id
         if request_id not in self._waits or target is None:
             return []
         if self._targets.get(request_id, target) != target:
-            self._leave(media_wait)
+            self._leave(item_wait)
         if not self._fabric.are_apart:
             return []
         self._targets[request_id] = target
-        return [self.table.join(each, target, request_id) for each in media_wait.mm_hashes]
+        return [self.table.join(each, target, request_id) for each in item_wait.mm_hashes]
 
-    def _leave(self, media_wait: MediaWait) -> None:
-        target = self._targets.pop(media_wait.request_id, None)
+    def _leave(self, item_wait: ItemWait) -> None:
+        target = self._targets.pop(item_wait.request_id, None)
         if target is not None:
-            for mm_hash in media_wait.mm_hashes:
+            for mm_hash in item_wait.mm_hashes:
                 if (transfer := self.table.get(mm_hash, target)) is not None:
-                    self._traces.note_left(transfer, [media_wait])
-                self.table.leave(media_wait.request_id, (mm_hash, target))
+                    self._traces.note_left(transfer, [item_wait])
+                self.table.leave(item_wait.request_id, (mm_hash, target))
 
-    def _waits_of(self, transfer: Transfer) -> list[MediaWait]:
+    def _waits_of(self, transfer: Transfer) -> list[ItemWait]:
         return [self._waits[each] for each in sorted(transfer.request_ids) if each in self._waits]
 
     # ---- messages --------------------------------------------------------------------------------
@@ -193,14 +189,14 @@ class TransferOrders:
 
     def _on_needed(self, message: EncodeNeeded) -> bool:
         """Handle a prefill_decode's missing item; return True if it is on its way or is sent again."""
-        mm_hash, media_wait = MmHash(message.mm_hash), self._waits.get(RequestId(message.request_id))
-        target = None if media_wait is None else self._targets.get(media_wait.request_id)
+        mm_hash, item_wait = MmHash(message.mm_hash), self._waits.get(RequestId(message.request_id))
+        target = None if item_wait is None else self._targets.get(item_wait.request_id)
         transfer = None if target is None else self.table.get(mm_hash, target)
-        if media_wait is None or transfer is None:
+        if item_wait is None or transfer is None:
             return False
         if self._fabric.store_of(message.prefill_decode) not in (None, transfer.target):
             return True  # by an instance that the request has left
-        media_wait.need_again(mm_hash)
+        item_wait.on_event(ItemNeededAgain(mm_hash))
         state, transfer.is_missed = transfer.state, True
         is_lost = message.reason == "writer_lost" and transfer.loses_writer(time.monotonic())
         if state in (TransferState.HELD, TransferState.FAILED):
@@ -222,7 +218,7 @@ class TransferOrders:
             transfer,
             self.places.sources_of(transfer.mm_hash, transfer.target, waits, now),
             is_encoding=self.places.is_encoding(transfer.mm_hash),
-            max_attempts=self._limits.max_attempts,
+            max_attempts=self._settings.max_transfer_attempts,
         )
         if step.kind is StepKind.HOLD:
             self.table.hold(transfer)
@@ -263,7 +259,7 @@ class TransferOrders:
         link = (source, transfer.target)
         num_ahead = self.table.bytes_under_way(*link)
         seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
-        return now + self._limits.grace_s + PREDICTED_TIMES * seconds
+        return now + self._settings.transfer_grace_s + PREDICTED_TIMES * seconds
 
     def _on_no_answer(self, transfer: Transfer, now: float) -> None:
         """Extend the time of an agent that lives: it may wait for room at the target."""
@@ -291,8 +287,8 @@ class TransferOrders:
         fields = {"mm_hash": transfer.mm_hash, "target": transfer.target, "failure": transfer.failure}
         log.warning("item not brought to the store of its prefill_decode", **fields)
         self.table.give_up(transfer)
-        for media_wait in self._waits_of(transfer):
-            media_wait.fail_transfer(transfer.mm_hash)
+        for item_wait in self._waits_of(transfer):
+            item_wait.on_event(TransferGivenUp(transfer.mm_hash))
 
     def _show(
         self, transfer: Transfer, now: float, result: str, completed: TransferCompleted | None = None
@@ -385,7 +381,7 @@ class TransferOrders:
             return  # its requests have left
         remaining_s = max(each.deadline for each in waits) - time.monotonic()
         try:
-            async with asyncio.timeout(self._limits.publish_timeout_s):
+            async with asyncio.timeout(self._settings.publish_timeout_s):
                 await self._bus.publish(
                     self._bus.names.transfers(agent.instance),
                     order,
@@ -396,3 +392,23 @@ class TransferOrders:
             log.warning("transfer order not published", agent=agent.instance, error=repr(error))
             if self.table.ordered(order.transfer_id) is transfer:
                 self._fail(transfer, NOT_SENT)
+
+
+def transfer_order(
+    transfer: Transfer,
+    source: str,
+    entries: tuple[MmHash, ...],
+    gateway: str,
+    item_waits: Iterable[ItemWait],
+) -> TransferOrder:
+    """Return the order to the agent of store `source`, of the highest class among `item_waits`."""
+    classes = (each.fair_key.encode_class for each in item_waits)
+    return TransferOrder(
+        transfer_id=f"transfer-{uuid4().hex}",
+        mm_hash=transfer.mm_hash,
+        entries=entries,
+        source=source,
+        target=transfer.target,
+        gateway=gateway,
+        encode_class=min(classes, key=lambda each: LEVELS[each], default=EncodeClass.INTERACTIVE),
+    )

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 
 from triptych_common.protocol.transfers import TransferCompleted
 from triptych_common.telemetry import record_span
-from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.transfers.transfer_table import Transfer
 
 MAX_LEFT = 1024  # orders; the oldest without a report are forgotten
@@ -30,11 +30,11 @@ class TransferTraces:
     def __init__(self) -> None:
         self._left: LRUCache[str, _Left] = LRUCache(MAX_LEFT)
 
-    def note_left(self, transfer: Transfer, media_waits: Iterable[MediaWait]) -> None:
+    def note_left(self, transfer: Transfer, item_waits: Iterable[ItemWait]) -> None:
         """Note requests that wait for the running order no more."""
         if transfer.transfer_id is not None:
             left = self._left.setdefault(transfer.transfer_id, _Left(replace(transfer, request_ids=set())))
-            left.traceparents += [each.traceparent for each in media_waits]
+            left.traceparents += [each.traceparent for each in item_waits]
 
     def find_left(self, transfer_id: str) -> Transfer | None:
         """Return the transfer as it was when the first request left it, or None."""
@@ -44,7 +44,7 @@ class TransferTraces:
     def record(
         self,
         transfer: Transfer,
-        media_waits: Iterable[MediaWait],
+        item_waits: Iterable[ItemWait],
         now: float,
         *,
         completed: TransferCompleted | None = None,
@@ -60,7 +60,7 @@ class TransferTraces:
         left = self._left.pop(transfer.transfer_id or "", None)
         end_ns = time.time_ns()
         attributes = _attributes(transfer, completed)
-        traceparents = [each.traceparent for each in media_waits]
+        traceparents = [each.traceparent for each in item_waits]
         traceparents += [] if left is None else left.traceparents
         for traceparent in traceparents:
             record_span(

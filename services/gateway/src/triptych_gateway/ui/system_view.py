@@ -1,19 +1,71 @@
-"""SystemView: one gateway's view of the system, read at most once a second for any number of pages."""
+"""SystemView: instances, streams and the host's store for the page at `/ui`."""
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from triptych_common.coordination import Registration
+from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.protocol.store import StoreStats
-from triptych_gateway.access.callers import Caller
+from triptych_common.protocol.store import StatsQuery, StoreStats
+from triptych_common.store_session import AsyncStoreSession
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.encode.scrape_gauges import StreamLags
 from triptych_gateway.encode.sizes import SizesCache
-from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import ENCODING_ROLES, Router
-from triptych_gateway.ui.store_reader import StoreReader
+
+TIMEOUT_S = 0.5
+
+
+class StoreReader:
+    """Reader of the store's use, for one event loop."""
+
+    def __init__(self, socket_path: Path, client_name: str) -> None:
+        self._socket_path = socket_path
+        self._client_name = client_name
+        self._session: AsyncStoreSession | None = None
+        self._lock = asyncio.Lock()
+        self._num_holders = 0
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Keep the session open while the block runs."""
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self._num_holders -= 1
+            async with self._lock:
+                if not self._num_holders:
+                    await self._close()
+
+    async def read(self) -> StoreStats | None:
+        """Return the store's use within `hold`; None without a store here, or an answer."""
+        async with self._lock:
+            try:
+                if self._session is None or not self._session.is_connected:
+                    await self._close()
+                    if not self._socket_path.is_socket():
+                        return None
+                    self._session = await AsyncStoreSession.connect(
+                        self._socket_path, self._client_name, timeout_s=TIMEOUT_S
+                    )
+                stats = await self._session.request(StatsQuery(seq=0), TIMEOUT_S)
+            except (TriptychError, OSError):
+                await self._close()
+                return None
+        return stats if isinstance(stats, StoreStats) else None
+
+    async def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
 
 READ_INTERVAL_S = 1.0
 DIGEST_CHARS = 12  # of a namespace's, which are shown

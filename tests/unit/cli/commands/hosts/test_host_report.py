@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.message_samples import instance_record
 from triptych_cli.commands.hosts.host_report import (
     as_json,
     describe_failure,
@@ -27,21 +28,17 @@ LINK = FabricLink(
     target="store-b", transport=FabricTransport.TCP, is_up=True, num_in_flight=2, num_bytes=3 << 20,
     bytes_per_s=100 * 2**20, failure="unreachable", failed_s=12.3,
 )  # fmt: skip
-AGENT = InstanceRecord(
-    instance="fabric-a", boot_id="b", role=Role.FABRIC, store="store-a", host="a",
+AGENT = instance_record(
+    "fabric-a",
+    Role.FABRIC,
+    store="store-a",
+    host="a",
     fabric=FabricEndpoint(host="192.0.2.1", port=7420, generation=1),
     fabric_load=FabricLoad(num_entries=5, entries_num_bytes=1024, free_num_bytes=2048, links=(LINK,)),
-)  # fmt: skip
+)
 ENCODER = InstanceRecord(instance="encoder-a-0", boot_id="b", role=Role.ENCODE, store="store-a", host="a")
 NAMELESS = InstanceRecord(instance="encoder-a-1", boot_id="b", role=Role.ENCODE, store="store-a")
-OTHER = InstanceRecord(
-    instance="prefill_decode-b-0",
-    boot_id="b",
-    role=Role.PREFILL_DECODE,
-    store="store-b",
-    host="b",
-    draining=True,
-)
+OTHER = instance_record("prefill_decode-b-0", Role.PREFILL_DECODE, store="store-b", host="b", draining=True)
 UNKNOWN = InstanceRecord(instance="gateway-0", boot_id="b", role=Role.GATEWAY)
 RECORDS = [AGENT, ENCODER, NAMELESS, OTHER, UNKNOWN]
 

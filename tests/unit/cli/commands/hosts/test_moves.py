@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from triptych_cli.commands.hosts.moves import Move, TargetRoom, plan_moves, silent_stores, target_rooms
+from triptych_cli.commands.hosts.mover import Move, TargetRoom, plan_moves, silent_stores, target_rooms
 from triptych_common.protocol.messages import FabricEndpoint, FabricLoad, InstanceRecord, Role
 from triptych_common.protocol.store import REDIS, EntryInfo, TensorSpec
 
@@ -26,14 +26,6 @@ def prefill_decode(store: str, **changes: Any) -> InstanceRecord:
     return InstanceRecord(
         instance=f"p-{store}", boot_id="b", role=Role.PREFILL_DECODE, store=store, **changes
     )
-
-
-def test_the_last_used_go_first_as_far_as_there_is_room() -> None:
-    rooms = [TargetRoom("b", 130)]
-    plan = plan_moves([entry(1, 50.0), entry(2, 1.0), entry(3, 9.0)], rooms)
-    assert [each.mm_hash[-1] for each in plan.moves] == ["2", "3"]
-    assert plan.without_room == [f"{1:064x}"]
-    assert rooms[0].free_num_bytes == 2
 
 
 def test_entries_are_divided_by_the_room_that_is_left() -> None:
@@ -69,11 +61,6 @@ def test_targets_are_other_stores_beside_which_prompts_are_computed() -> None:
 def test_without_such_any_other_store_will_do() -> None:
     records = [agent("a", 500), agent("b", 1000), prefill_decode("a"), prefill_decode("b", draining=True)]
     assert [each.store for each in target_rooms(records, "a")] == ["b"]
-
-
-def test_a_store_that_does_not_say_how_much_it_has_gets_nothing() -> None:
-    rooms = target_rooms([agent("a", 500), agent("b", None)], "a")
-    assert len(plan_moves([entry(1, 0.0)], rooms).without_room) == 1
 
 
 def test_a_store_is_silent_until_its_agent_has_told_its_room() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_cli.commands.tables.compute_table import describe_place, describe_sharing
+from triptych_cli.commands.status_tables import describe_place, describe_sharing
 from triptych_common.protocol.messages import Compute, Sharing
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.commands.tables.shortfalls import shortfalls
+from triptych_cli.commands.status_tables import shortfalls
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Transport
 
 CONFIG = {"vision_config": {"depth": 1}, "video_token_id": 5, "text_config": {"hidden_size": 8}}

@@ -2,10 +2,11 @@
 
 import pytest
 
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_queue import FairKey
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass, ImageProperties, Modality
-from triptych_gateway.encode.admission.encode_backlog import (
+from triptych_gateway.encode.encode_backlog import (
+    FIRST_ENCODE_S,
     FIRST_PACE,
     MIN_BUSY,
     MIN_KNOWN,
@@ -14,8 +15,8 @@ from triptych_gateway.encode.admission.encode_backlog import (
 )
 
 DIGEST, OTHER = "0" * 64, "1" * 64
-FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
-BATCH = Lane(EncodeClass.BATCH, "batch")
+FLOOD, ONE = FairKey(flow="flood"), FairKey(flow="one")
+BATCH = FairKey(EncodeClass.BATCH, "batch")
 MEGAPIXEL = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=1000, height=1000))
 
 
@@ -26,18 +27,23 @@ def measured(encode_s: float = 0.5) -> EncodeBacklog:
     return backlog
 
 
-def order(backlog: EncodeBacklog, lane: Lane, num: int, digest: str = DIGEST) -> list[MmHash]:
-    hashes = [MmHash(f"{lane.flow}-{len(backlog)}-{number}") for number in range(num)]
+def order(backlog: EncodeBacklog, fair_key: FairKey, num: int, digest: str = DIGEST) -> list[MmHash]:
+    hashes = [MmHash(f"{fair_key.flow}-{len(backlog)}-{number}") for number in range(num)]
     for each in hashes:
-        backlog.begin_item(each, digest, lane, MEGAPIXEL)
+        backlog.begin_item(each, digest, fair_key, MEGAPIXEL)
     return hashes
 
 
 def ahead_s(
-    backlog: EncodeBacklog, lane: Lane, *, num_encoders: int = 1, now: float = 1.0, pace: float = FIRST_PACE
+    backlog: EncodeBacklog,
+    fair_key: FairKey,
+    *,
+    num_encoders: int = 1,
+    now: float = 1.0,
+    pace: float = FIRST_PACE,
 ) -> float:
     """In seconds of encoders, at `pace`."""
-    wait = backlog.predict(DIGEST, lane, [MEGAPIXEL], num_encoders, now)
+    wait = backlog.predict(DIGEST, fair_key, [MEGAPIXEL], num_encoders, now)
     assert wait is not None
     return wait.ahead_s / pace
 
@@ -56,7 +62,7 @@ def test_a_lower_class_waits_for_higher_ones_and_holds_up_none() -> None:
     order(backlog, BATCH, 100)
     assert ahead_s(backlog, FLOOD) == 0.0
     order(backlog, FLOOD, 4)
-    other = Lane(EncodeClass.BATCH, "other")
+    other = FairKey(EncodeClass.BATCH, "other")
     assert ahead_s(backlog, other) == pytest.approx(0.5 + 2.0)
 
 
@@ -155,6 +161,19 @@ def test_larger_images_take_longer() -> None:
     assert [each and each.own_s / FIRST_PACE for each in found] == pytest.approx([0.01, 0.4, 1.6])
 
 
+def test_three_long_encodes_are_a_measure() -> None:
+    """Refusals need not wait for two more seconds of encoding; of short ones the first is no measure."""
+    short, long = EncodeBacklog(), EncodeBacklog()
+    for encode_s in (0.9, 0.6, 0.6):
+        assert long.predict(DIGEST, ONE, [MEGAPIXEL], 1, 0.0) is None
+        long.observe(DIGEST, MEGAPIXEL, encode_s)
+        short.observe(DIGEST, MEGAPIXEL, encode_s / 10)
+    wait = long.predict(DIGEST, ONE, [MEGAPIXEL], 1, 0.0)
+    assert wait is not None
+    assert wait.own_s == pytest.approx(0.6 * FIRST_PACE)
+    assert short.predict(DIGEST, ONE, [MEGAPIXEL], 1, 0.0) is None
+
+
 def test_single_encodes_of_many_sizes_are_no_measure() -> None:
     """They are the first ones of their shapes: by these, small images would take seconds."""
     backlog = EncodeBacklog()
@@ -162,3 +181,22 @@ def test_single_encodes_of_many_sizes_are_no_measure() -> None:
         work = EncodeWork.of(Modality.IMAGE, ImageProperties(format="PNG", width=side, height=side))
         backlog.observe(DIGEST, work, 0.5)
     assert backlog.predict(DIGEST, ONE, [MEGAPIXEL], 1, 0.0) is None
+
+
+def waiting_s(backlog: EncodeBacklog, digest: str = DIGEST) -> float:
+    return backlog.waiting_s(digest, lambda mm_hash: True, 1.0)
+
+
+def test_waiting_work_is_that_of_all_lanes_for_one_encoder() -> None:
+    backlog = measured()
+    order(backlog, FLOOD, 3)
+    order(backlog, BATCH, 2)
+    order(backlog, ONE, 4, OTHER)
+    assert waiting_s(backlog) == pytest.approx(5 * 0.5 * FIRST_PACE)
+    assert waiting_s(backlog, OTHER) == pytest.approx(4 * FIRST_ENCODE_S * FIRST_PACE), "not measured"
+
+
+def test_items_that_count_elsewhere_are_left_out() -> None:
+    backlog = measured()
+    own, _ = order(backlog, FLOOD, 2)
+    assert backlog.waiting_s(DIGEST, lambda mm_hash: mm_hash == own, 1.0) == pytest.approx(0.5 * FIRST_PACE)

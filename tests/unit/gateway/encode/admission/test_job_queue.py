@@ -1,8 +1,10 @@
 """Bounds of the queue of jobs: each namespace has its own."""
 
+import pytest
+
 from triptych_common.coordination import Backlog
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.encode.admission.job_queue import READ_INTERVAL_S, JobQueue
+from triptych_gateway.encode.encode_admission import READ_INTERVAL_S, JobQueue
 
 LONG, SLOW, FREE = (digit * 64 for digit in "012")
 BACKLOGS = {LONG: Backlog(300, 0.0), SLOW: Backlog(1, 30.0), FREE: Backlog(1, 0.0)}
@@ -55,3 +57,14 @@ def test_a_flow_answers_for_its_own_orders() -> None:
     assert not queue.is_full("one", held)
     assert not queue.is_slow(FREE, held, 29.0, 0.0)
     assert queue.is_slow(FREE, held, 30.0, 0.0)
+
+
+def test_a_wait_for_the_first_encoder_shows_no_slow_queue() -> None:
+    queue = JobQueue(10, 30.0)
+    queue.note_backlog("a", Backlog(1, 90.0), 0.0)
+    assert queue.is_slow("a", {"flow": 1}, 90.0, 0.0)
+    assert not queue.is_slow("a", {"flow": 1}, 90.0, 0.0, served_s=5.0)
+    assert queue.is_slow("a", {"flow": 1}, 90.0, 0.0, served_s=30.0)
+    queue.admit_job("a", served_s=5.0)
+    with pytest.raises(RequestError):
+        queue.admit_job("a", served_s=30.0)

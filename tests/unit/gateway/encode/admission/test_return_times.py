@@ -2,24 +2,24 @@
 
 import pytest
 
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_queue import FairKey
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.encode.admission.return_times import MAX_RETRY_AFTER_S, ReturnTimes
+from triptych_gateway.encode.encode_admission import MAX_RETRY_AFTER_S, ReturnTimes
 
 DIGEST = "0" * 64
-FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
+FLOOD, ONE = FairKey(flow="flood"), FairKey(flow="one")
 
 
 def refuse(
-    times: ReturnTimes, name: str, now: float = 0.0, lane: Lane = FLOOD, excess_s: float = 1.0
+    times: ReturnTimes, name: str, now: float = 0.0, fair_key: FairKey = FLOOD, excess_s: float = 1.0
 ) -> float:
-    return times.refuse(DIGEST, lane, MmHash(name), excess_s, 0.5, now)
+    return times.refuse(DIGEST, fair_key, MmHash(name), excess_s, 0.5, now)
 
 
 def test_each_refused_request_has_a_time_of_its_own() -> None:
     times = ReturnTimes()
     assert [refuse(times, each) for each in "abc"] == pytest.approx([1.0, 1.5, 2.0])
-    assert refuse(times, "x", lane=ONE) == pytest.approx(1.0), "another flow's do not count"
+    assert refuse(times, "x", fair_key=ONE) == pytest.approx(1.0), "another flow's do not count"
 
 
 def test_one_that_comes_back_early_keeps_its_time() -> None:

@@ -10,10 +10,9 @@ from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import COUNT_TOKENS, MESSAGES
-from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
-from triptych_gateway.request.forms.form import RequestLimits
+from triptych_gateway.request.chat_request import ChatRequest, RequestOptions, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import BILLING_HEADER, PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
+from triptych_gateway.settings import RequestSettings
 
 TOKEN = "<|image_pad|>"
 GUARD = PlaceholderGuard((TOKEN,))
@@ -23,7 +22,7 @@ FIRST, SECOND = "<|image_", "pad|>"
 
 def parse(content: Any = "a", *, endpoint: Endpoint = MESSAGES, **fields: Any) -> ChatRequest:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": content}], **fields}
-    limits = RequestLimits(max_messages=10)
+    limits = RequestSettings(max_messages=10)
     return parse_chat_request(orjson.dumps(body), GUARD, 3, limits, OPTIONS, endpoint=endpoint)
 
 

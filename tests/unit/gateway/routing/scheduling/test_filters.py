@@ -1,25 +1,14 @@
 """Filters leave candidates out, unless all of them would be."""
 
 from tests.support.gateway.routing import candidate, request
+from triptych_gateway.routing.router import RoutingPolicy
 from triptych_gateway.routing.scheduling.candidates import Candidate
-from triptych_gateway.routing.scheduling.filters import FullFilter, SuspectFilter
-from triptych_gateway.routing.scheduling.policy import RoutingPolicy
 from triptych_gateway.routing.scheduling.profiles import StageProfile
 
 
 def chosen(*candidates: Candidate, **profile: object) -> str:
     policy = RoutingPolicy.of("whole", StageProfile.model_validate(profile))
     return policy.decide(request(), candidates).record.instance
-
-
-def test_suspect() -> None:
-    assert not SuspectFilter().keeps(candidate("a", is_suspect=True))
-    assert SuspectFilter().keeps(candidate("a"))
-
-
-def test_full() -> None:
-    usages = {None: True, 0.0: True, 0.89: True, 0.9: False, 1.0: False}
-    assert {usage: FullFilter(0.9).keeps(candidate("a", kv_usage=usage)) for usage in usages} == usages
 
 
 def test_a_suspect_is_left_while_there_is_another() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.gateway.routing import load_of, record_of, request
 from triptych_gateway.routing.scheduling.instance_state import LOAD_TTL_S, InstanceState
-from triptych_gateway.routing.scheduling.scorers.prefix import PrefixScorer
+from triptych_gateway.routing.scheduling.profiles import score_prefix
 
 TEXT = bytes(range(256)) * 4
 
@@ -60,13 +60,13 @@ def test_a_restarted_instance_has_nothing_of_what_was_sent() -> None:
     assert asked.prompt.blocks
     state.begin_request(asked)
     known = state.as_candidate(record_of("a", load=load_of(7, num_running=2)), 0.0)
-    assert PrefixScorer().score(asked, [known])[0] > 0.8
+    assert score_prefix(asked, [known])[0] > 0.8
     assert known.holds_item(asked.items[0])
     assert known.num_prompt_bytes == 9
     again = record_of("a", boot_id="c", load=load_of(1, num_running=4))
     state.observe(again, 1.0)
     new = state.as_candidate(again, 1.0)
-    assert PrefixScorer().score(asked, [new]) == [0.0]
+    assert score_prefix(asked, [new]) == [0.0]
     assert not new.holds_item(asked.items[0])
     assert new.num_requests == 1 + 3, "its beats begin anew"
     state.end_request(asked)

@@ -3,9 +3,8 @@
 from typing import Any
 
 from tests.support.gateway.routing import candidate, request
-from triptych_gateway.routing.scheduling.candidates import Candidate
-from triptych_gateway.routing.scheduling.decision import MAX_EXPLANATION, RoutingDecision
-from triptych_gateway.routing.scheduling.policy import RoutingPolicy
+from triptych_gateway.routing.router import RoutingPolicy
+from triptych_gateway.routing.scheduling.candidates import MAX_EXPLANATION, Candidate, RoutingDecision
 from triptych_gateway.routing.scheduling.profiles import StageProfile
 
 TEXT = b"text" * 256

@@ -3,7 +3,7 @@
 import random
 
 from tests.support.gateway.routing import prompt
-from triptych_gateway.routing.scheduling.prefix_memory import BYTES_PER_TOKEN, PrefixMemory
+from triptych_gateway.routing.scheduling.instance_state import BYTES_PER_TOKEN, PrefixMemory
 
 CHANCE = random.Random(2)
 FIRST, SECOND, THIRD = (CHANCE.randbytes(4096) for _ in range(3))

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from triptych_gateway.routing.scheduling.profile_file import MAX_FILE_BYTES, RoutingFileError, read_profiles
-from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfiles
-from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.routing.scheduling.candidates import ServingStage
+from triptych_gateway.routing.scheduling.profiles import (
+    BUILT_IN,
+    MAX_FILE_BYTES,
+    RoutingFileError,
+    RoutingProfiles,
+    read_profiles,
+)
 
 WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.DECODE
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.gateway.routing import prompt
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.routing.scheduling.prompt_blocks import (
+from triptych_gateway.routing.scheduling.candidates import (
     ITEM_BYTES,
     MAX_PREFIX_BYTES,
     PromptBlocks,

@@ -136,11 +136,7 @@ def _load_json(agent: InstanceRecord) -> dict[str, Any]:
 
 
 def _addresses(agents: Sequence[InstanceRecord]) -> str:
-    found = [
-        f"{each.fabric.host}:{each.fabric.port}"
-        for each in agents
-        if each.fabric is not None and each.fabric.host is not None
-    ]
+    found = [f"{each.fabric.host}:{each.fabric.port}" for each in agents if each.fabric is not None]
     return ", ".join(found) or "none"
 
 

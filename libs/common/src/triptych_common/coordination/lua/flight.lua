@@ -1,23 +1,62 @@
--- What the scripts of a flight share; ALLOWED, the table of `flight_state`, is put in front of it.
+-- What the scripts of a flight share; ALLOWED, the table of `flight_state`, and READS_REQUESTERS are put in front
+-- of it: whether the script needs the requesters, of which a flight may have many.
 pcall(function() redis.replicate_commands() end)  -- before Redis 7 a script must ask to read the clock
 
+local FIELDS = {'state', 'stream', 'job', 'attempt', 'entry', 'encoder', 'until', 'num_sent', 'metadata', 'failure'}
+local known, waits = {}, {}  -- the flight, and its requesters' fields: read once, kept equal by `put` and `drop`
+
+local function note_all(written)
+  for i = 1, #written, 2 do
+    local field, value = written[i], written[i + 1]
+    if string.sub(field, 1, 2) == 'r:' then
+      waits[#waits + 1] = {field, value}
+    else
+      known[field] = type(value) == 'number' and string.format('%.0f', value) or value
+    end
+  end
+  return true
+end
+
+local function note(...)
+  return note_all({...})
+end
+
+if READS_REQUESTERS then
+  note_all(redis.call('HGETALL', flight))
+else
+  for i, value in ipairs(redis.call('HMGET', flight, unpack(FIELDS))) do known[FIELDS[i]] = value or nil end
+end
+
+local clock_ms
 local function now_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  if not clock_ms then
+    local t = redis.call('TIME')
+    clock_ms = t[1] * 1000 + math.floor(t[2] / 1000)
+  end
+  return clock_ms
 end
 
 local function get(field)
-  return redis.call('HGET', flight, field) or ''
+  return known[field] or ''
 end
 
 local function put(...)
   redis.call('HSET', flight, ...)
-  return true
+  return note(...)
 end
 
 local function try_put(...)  -- false: a Redis out of memory refuses it, and the caller's work goes on
   local reply = redis.pcall('HSET', flight, ...)
-  return not (type(reply) == 'table' and reply.err)
+  return not (type(reply) == 'table' and reply.err) and note(...)
+end
+
+local function drop(fields)
+  local found = {}
+  for _, field in ipairs(fields) do
+    if known[field] then found[#found + 1] = field end
+    known[field] = nil
+  end
+  if #found > 0 then redis.call('HDEL', flight, unpack(found)) end
 end
 
 local state = get('state')  -- '': there is no flight
@@ -30,37 +69,53 @@ local function become(to, write, ended, ...)
     error('a flight may not go from "' .. state .. '" to "' .. to .. '"', 0)
   end
   state = to
-  if #ended > 0 then redis.call('HDEL', flight, unpack(ended)) end
+  drop(ended)
   return write('state', to, ...)
 end
 
+local is_new = state == ''
+
 local function live_for(ms)
-  if redis.call('PTTL', flight) < tonumber(ms) then redis.call('PEXPIRE', flight, ms) end
+  if is_new or redis.call('PTTL', flight) < tonumber(ms) then redis.call('PEXPIRE', flight, ms) end
 end
 
-local function keep_jobs_for(ms)  -- the stream lives as long as a requester waits for a job on it
+local function keep_jobs_for(ms, new_ms)  -- the stream lives as long as a requester waits for a job on it
   if stream == '' then return end
   local left = redis.call('PTTL', stream)
-  if left ~= -2 and left < tonumber(ms) then redis.call('PEXPIRE', stream, ms) end
+  if left == -1 then ms = math.max(ms, new_ms or 0) end
+  if left ~= -2 and left < tonumber(ms) then redis.call('PEXPIRE', stream, string.format('%.0f', ms)) end
+end
+
+-- A job goes on a stream; `new_ms`: lifetime of a stream that this entry begins. Returns the entry's id, which
+-- has Redis' clock in it.
+local function append(its_stream, remaining_ms, new_ms, entry_fields)
+  stream = its_stream
+  local entry = redis.call('XADD', stream, '*', unpack(entry_fields))
+  clock_ms = clock_ms or tonumber(string.match(entry, '%d+'))
+  keep_jobs_for(remaining_ms, new_ms)
+  return entry
 end
 
 local function waiting_until(ms, requester)
   return string.format('%.0f %s', now_ms() + tonumber(ms), requester)
 end
 
-local function live_requesters()  -- and their fields; those whose time is over are removed
-  local found, fields, now, all = {}, {}, now_ms(), redis.call('HGETALL', flight)
-  for i = 1, #all, 2 do
-    if string.sub(all[i], 1, 2) == 'r:' then
-      local till, requester = string.match(all[i + 1], '^(%d+) (.*)$')
-      if tonumber(till) < now then
-        redis.call('HDEL', flight, all[i])
-      else
-        found[#found + 1], fields[#fields + 1] = requester, all[i]
-      end
+local live  -- of `live_requesters`: read at most once, behind what the script writes of them
+
+-- And their fields. Those whose time is over are removed; `is_timeless`: they count, and the clock is not read.
+local function live_requesters(is_timeless)
+  if live then return live.requesters, live.fields end
+  live = {requesters = {}, fields = {}}
+  for _, each in ipairs(waits) do
+    local till, requester = string.match(each[2], '^(%d+) (.*)$')
+    if not is_timeless and tonumber(till) < now_ms() then
+      redis.call('HDEL', flight, each[1])
+    else
+      table.insert(live.requesters, requester)
+      table.insert(live.fields, each[1])
     end
   end
-  return found, fields
+  return live.requesters, live.fields
 end
 
 local function with_requesters(result)

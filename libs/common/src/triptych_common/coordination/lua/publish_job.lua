@@ -1,11 +1,8 @@
 -- The owner puts the job of its claim on the stream: once, however often it asks. Returns the entry's id.
 -- KEYS: flight its_stream
--- ARGV: job ttl_ms *entry_fields
+-- ARGV: job remaining_ms new_ms *entry_fields    `new_ms`: lifetime of a stream that this entry begins
 if get('job') ~= job then return '' end
 if state ~= 'claimed' then return get('entry') end
-stream = its_stream
-local entry = redis.call('XADD', stream, '*', unpack(entry_fields))
-keep_jobs_for(ttl_ms)
-become('queued', put, {}, 'entry', entry, 'stream', stream)
-redis.call('HINCRBY', flight, 'num_sent', 1)
+local entry = append(its_stream, remaining_ms, new_ms, entry_fields)
+become('queued', put, {}, 'entry', entry, 'stream', stream, 'num_sent', (tonumber(get('num_sent')) or 0) + 1)
 return entry

@@ -1,6 +1,7 @@
--- An encoder took the job from the stream.
+-- An encoder took the job from the stream. `metadata`: the item's size, if it is known by now, for requesters
+-- that join later; else ''.
 -- KEYS: flight its_stream    from which the encoder took it
--- ARGV: job entry encoder lease_ms ttl_ms attempt *requesters
+-- ARGV: job entry encoder lease_ms ttl_ms attempt metadata *requesters
 -- `requesters`: those that the job names, as of a claim
 if state == '' then
   if #redis.call('XRANGE', its_stream, entry, entry) == 0 then return {'gone'} end
@@ -14,6 +15,7 @@ elseif state == 'running' and (get('entry') ~= entry or stream ~= its_stream) an
 elseif end_if_left() then
   return {'unwanted'}
 end
-become('running', try_put, {}, 'entry', entry, 'stream', its_stream, 'encoder', encoder, 'until', now_ms() + lease_ms)
-live_for(ttl_ms)
+become('running', try_put, {}, 'entry', entry, 'stream', its_stream, 'encoder', encoder,
+  'until', now_ms() + lease_ms, unpack(metadata ~= '' and {'metadata', metadata} or {}))
+if is_new then live_for(ttl_ms) end  -- else it lives as long as its requesters wait
 return with_requesters('started')

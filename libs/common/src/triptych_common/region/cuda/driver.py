@@ -24,6 +24,9 @@ class CudaDriver(Protocol):
     def device_uuid(self) -> str:
         """Return "GPU-" and the UUID of the GPU, or of this process's part of one (MIG)."""
 
+    def pci_bus_id(self) -> str:
+        """Return the GPU's address on the PCI bus, such as "0000:3b:00.0"."""
+
     def is_mps_client(self) -> bool:
         """Return whether this process computes through NVIDIA's Multi-Process Service."""
 

@@ -12,6 +12,8 @@ from cuda.bindings import driver, runtime
 
 from triptych_common.region.cuda.driver import IPC_HANDLE_NUM_BYTES, CudaError
 
+PCI_BUS_ID_BYTES = 32
+
 
 class RuntimeDriver:
     """CUDA runtime calls, with their errors raised."""
@@ -39,6 +41,11 @@ class RuntimeDriver:
             raise CudaError(f"cuDeviceGet: {error}") from error
         return f"GPU-{uuid.UUID(bytes=ctypes.string_at(found.getPtr(), 16))}"
 
+    def pci_bus_id(self) -> str:
+        result = runtime.cudaDeviceGetPCIBusId(PCI_BUS_ID_BYTES, self._device)
+        name: bytes = _call("cudaDeviceGetPCIBusId", result)
+        return name.split(b"\0")[0].decode()
+
     def is_mps_client(self) -> bool:
         return bool(self._attribute(runtime.cudaDeviceAttr.cudaDevAttrMpsEnabled))
 
@@ -51,7 +58,7 @@ class RuntimeDriver:
 
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int:
-        return int(_call("cudaMalloc", runtime.cudaMalloc(num_bytes)))
+        return _address(_call("cudaMalloc", runtime.cudaMalloc(num_bytes)))
 
     def free(self, address: int) -> None:
         _call("cudaFree", runtime.cudaFree(address))
@@ -66,7 +73,7 @@ class RuntimeDriver:
         opened = runtime.cudaIpcMemHandle_t()
         ctypes.memmove(opened.getPtr(), handle, IPC_HANDLE_NUM_BYTES)
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        return int(_call("cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(opened, flags)))
+        return _address(_call("cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(opened, flags)))
 
     def ipc_close(self, address: int) -> None:
         _call("cudaIpcCloseMemHandle", runtime.cudaIpcCloseMemHandle(address))
@@ -85,7 +92,7 @@ class RuntimeDriver:
     # ---- order ----
     def stream_create(self) -> int:
         flags = runtime.cudaStreamNonBlocking
-        return int(_call("cudaStreamCreateWithFlags", runtime.cudaStreamCreateWithFlags(flags)))
+        return _address(_call("cudaStreamCreateWithFlags", runtime.cudaStreamCreateWithFlags(flags)))
 
     def stream_destroy(self, stream: int) -> None:
         _call("cudaStreamDestroy", runtime.cudaStreamDestroy(stream))
@@ -98,7 +105,7 @@ class RuntimeDriver:
 
     def event_create(self) -> int:
         flags = runtime.cudaEventDisableTiming | runtime.cudaEventBlockingSync
-        return int(_call("cudaEventCreateWithFlags", runtime.cudaEventCreateWithFlags(flags)))
+        return _address(_call("cudaEventCreateWithFlags", runtime.cudaEventCreateWithFlags(flags)))
 
     def event_record(self, event: int, stream: int) -> None:
         _call("cudaEventRecord", runtime.cudaEventRecord(event, stream))
@@ -115,6 +122,11 @@ class RuntimeDriver:
 
     def event_destroy(self, event: int) -> None:
         _call("cudaEventDestroy", runtime.cudaEventDestroy(event))
+
+
+def _address(value: Any) -> int:
+    """Return a pointer or handle as a number: bindings return either a number or an object that has one."""
+    return int(value)
 
 
 def _call(name: str, result: tuple[Any, ...]) -> Any:

@@ -21,6 +21,7 @@ class DeviceSlab:
 
     def __init__(self, driver: CudaDriver, num_bytes: int) -> None:
         """Allocate it. Raises CudaError: the GPU lacks memory, or shares none between processes."""
+        self.pci_bus_id = driver.pci_bus_id()
         address = driver.malloc(num_bytes)
         try:
             handle = driver.ipc_get_handle(address)
@@ -35,8 +36,8 @@ class SlabMapping:
     """A client's mapping of one store's slab; one per process, since CUDA opens a handle once in each.
 
     It is mapped at its first use. Users are views, and writes while they run; each ends when the GPU is done
-    with it. `retire`: the slab is of a store that is gone, or the process ends; the slab is unmapped when it
-    has no users any more.
+    with it. `retire`: the store is away, or the process ends; the slab is unmapped when it has no users any
+    more. `resume`: the same store is back.
     """
 
     def __init__(self, driver: CudaDriver, info: SlabInfo, generation: int) -> None:
@@ -98,6 +99,11 @@ class SlabMapping:
             self._is_retired = True
             self._unmap_unused()
 
+    def resume(self) -> None:
+        """Allow users again, because the store that owns the slab is still there."""
+        with self._lock:
+            self._is_retired = False
+
     def check(self, descriptor: Descriptor) -> None:
         """Check that the descriptor is of this store's slab: all entries in it are of one generation.
 
@@ -118,7 +124,7 @@ class SlabMapping:
 
     def _mapped(self) -> int:
         if self._is_retired:
-            raise CudaError("the slab is of a store that is gone")
+            raise CudaError("the slab is of a store that is away")
         if self._address is None:
             self._address = self._driver.ipc_open(bytes.fromhex(self.info.ipc_handle))
         return self._address

@@ -20,10 +20,15 @@ from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.fence import Place, check_descriptor, check_reservation
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.region.tensor_view import checked_dtype, tensor_spec
-from triptych_common.region.transport import OnRelease
+from triptych_common.region.transport import OnRelease, OnWritten, StartedCopy
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
+
+MAX_PIECE_BYTES = 64 << 30
+"""Bytes that are registered with CUDA at once where a region is registered in pieces."""
+SINGLE_PIECE_FACTOR = 8
+"""A region of fewer bytes than this many pieces is registered as a whole."""
 
 
 class DeviceRange:
@@ -47,7 +52,12 @@ class TensorDevice(Protocol):
     def current_stream(self) -> int:
         """Return the handle of the stream that the caller's kernels go to."""
 
-    def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor: ...
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype, stream: int | None = None) -> torch.Tensor:
+        """Allocate memory for work on `stream`, None for the current one, without waiting for either.
+
+        Memory of another stream may be read by the current stream too: it is used again only after what the
+        current stream has been given when the tensor goes.
+        """
 
     def wrap(self, memory: DeviceRange) -> torch.Tensor:
         """Return `memory` as uint8 [num_bytes], without a copy; it lives as long as the tensor."""
@@ -62,8 +72,16 @@ class TorchDevice:
     def current_stream(self) -> int:
         return int(torch.cuda.current_stream(self.index).cuda_stream)
 
-    def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype, stream: int | None = None) -> torch.Tensor:
+        if stream is None:
+            return torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+        current = torch.cuda.current_stream(self.index)
+        # torch's allocator keeps a pool for each stream: what it hands out here, no kernel of the current
+        # stream has in use any more, so the copy need not wait for those kernels.
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.index)):
+            tensor = torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+        tensor.record_stream(current)
+        return tensor
 
     def wrap(self, memory: DeviceRange) -> torch.Tensor:
         return torch.as_tensor(memory, device=f"cuda:{self.index}")
@@ -72,42 +90,89 @@ class TorchDevice:
 class RegisteredRegion:
     """The region, registered with CUDA once for the process."""
 
-    def __init__(self, driver: CudaDriver, mapping: RegionMapping) -> None:
+    def __init__(
+        self, driver: CudaDriver, mapping: RegionMapping, max_piece_bytes: int = MAX_PIECE_BYTES
+    ) -> None:
         """Register the region. Raises CudaError: too much memory to lock, or a limit is in the way."""
         self.mapping = mapping
         self._driver = driver
-        driver.host_register(mapping.address, mapping.num_bytes)
-        self._is_registered = True
+        self._pieces: list[tuple[int, int]] = []  # offset and bytes of each registration
+        num_bytes = mapping.num_bytes
+        piece_bytes = num_bytes if num_bytes < SINGLE_PIECE_FACTOR * max_piece_bytes else max_piece_bytes
+        try:
+            for offset in range(0, num_bytes, piece_bytes):
+                piece = min(piece_bytes, num_bytes - offset)
+                driver.host_register(mapping.address + offset, piece)
+                self._pieces.append((offset, piece))
+        except CudaError:
+            self.close()
+            raise
+
+    def copies(self, offset: int, num_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (address, bytes from `offset`, bytes) of the copies that the range takes.
+
+        CUDA refuses a copy that touches two registrations.
+        """
+        end = offset + num_bytes
+        for start, piece in self._pieces:
+            first, last = max(offset, start), min(end, start + piece)
+            if first < last:
+                yield self.mapping.address + first, first - offset, last - first
 
     def close(self) -> None:
         """Unregister the region, which stays mapped. May be called twice."""
-        if self._is_registered:
-            self._is_registered = False
-            self._driver.host_unregister(self.mapping.address)
+        while self._pieces:
+            self._driver.host_unregister(self.mapping.address + self._pieces.pop()[0])
 
 
-class PinnedWriter:
-    """Writer that copies once from the device into the region."""
+class _Writer:
+    """Base class of both writers: copies on the stream that made the tensor, and waits for it in `write`."""
 
-    def __init__(self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion) -> None:
+    def __init__(self, driver: CudaDriver, device: TensorDevice) -> None:
         self._driver = driver
         self._device = device
-        self._region = region
 
     def write(self, place: Place, tensor: torch.Tensor) -> None:
-        source = tensor.contiguous()
-        num_bytes = tensor_spec(source).num_bytes
-        self._region.mapping.view(place.offset, num_bytes)  # inside?
-        check_reservation(self._region.mapping, place, num_bytes)
-        target = self._region.mapping.address + place.offset
-        copy_and_wait(self._driver, self._device, target, source.data_ptr(), num_bytes)
+        """Copy `tensor` to `place`, and wait until every process sees the bytes."""
+        on_written = self.queue(place, tensor)
+        try:
+            wait_for_current(self._driver, self._device)
+        finally:
+            on_written()
+
+    def queue(self, place: Place, tensor: torch.Tensor) -> OnWritten:
+        """Queue the copy; see `QueuingWriter.queue`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         pass
 
 
+class PinnedWriter(_Writer):
+    """Writer that copies once from the device into the region."""
+
+    def __init__(self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion) -> None:
+        super().__init__(driver, device)
+        self._region = region
+
+    def queue(self, place: Place, tensor: torch.Tensor) -> OnWritten:
+        source = tensor.contiguous()
+        num_bytes = tensor_spec(source).num_bytes
+        self._region.mapping.view(place.offset, num_bytes)  # inside?
+        check_reservation(self._region.mapping, place, num_bytes)
+        stream = self._device.current_stream()
+        with _nothing_left_on(self._driver, stream):
+            for target, start, length in self._region.copies(place.offset, num_bytes):
+                self._driver.memcpy_async(target, source.data_ptr() + start, length, stream)
+        return _nothing
+
+
 class PinnedReader:
-    """Reader that copies once from the region to the device, beside the engine's kernels."""
+    """Reader that copies once from the region to the device, beside the engine's kernels.
+
+    The copy waits for no kernel: its target comes from the pool of the copies' own stream. What the engine
+    launches afterwards waits for the copy.
+    """
 
     def __init__(
         self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion, releaser: EventReleaser
@@ -119,19 +184,25 @@ class PinnedReader:
         self._stream = driver.stream_create()
 
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        return self.finish(self.start(descriptor), on_release)
+
+    def start(self, descriptor: Descriptor) -> StartedCopy:
+        """Queue the copy of a pinned tensor before a step needs it; see `StartingReader.start`."""
         mapping, spec = self._region.mapping, descriptor.spec
         check_descriptor(mapping, descriptor)
-        target = self._device.empty(spec.shape, checked_dtype(spec))
-        compute = self._device.current_stream()
-        # torch may have taken memory that kernels on the compute stream still use, and what comes there
-        # reads the copy: so the copy runs between the two.
-        self._order(compute, self._stream)
-        source = mapping.address + descriptor.offset
+        self._region.mapping.view(descriptor.offset, spec.num_bytes)  # inside?
+        target = self._device.empty(spec.shape, checked_dtype(spec), self._stream)
         with _nothing_left_on(self._driver, self._stream):
-            self._driver.memcpy_async(target.data_ptr(), source, spec.num_bytes, self._stream)
-            self._order(self._stream, compute)
+            for source, start, length in self._region.copies(descriptor.offset, spec.num_bytes):
+                self._driver.memcpy_async(target.data_ptr() + start, source, length, self._stream)
+        return StartedCopy(target)
+
+    def finish(self, started: StartedCopy, on_release: OnRelease) -> torch.Tensor:
+        """Return the tensor, for which later kernels wait; see `StartingReader.finish`."""
+        with _nothing_left_on(self._driver, self._stream):
+            self._order(self._stream, self._device.current_stream())
         self._releaser.release_after(self._stream, on_release)
-        return target
+        return started.tensor
 
     def close(self) -> None:
         self._driver.stream_destroy(self._stream)
@@ -144,27 +215,30 @@ class PinnedReader:
         self._driver.event_destroy(event)
 
 
-class SlabWriter:
+class SlabWriter(_Writer):
     """Writer that copies once on the device, into the reservation."""
 
     def __init__(
         self, driver: CudaDriver, device: TensorDevice, current_slab: Callable[[], SlabMapping]
     ) -> None:
         """Store the source of the current slab, which changes when the store restarts."""
-        self._driver = driver
-        self._device = device
+        super().__init__(driver, device)
         self._current_slab = current_slab
 
-    def write(self, place: Place, tensor: torch.Tensor) -> None:
+    def queue(self, place: Place, tensor: torch.Tensor) -> OnWritten:
         source = tensor.contiguous()
         num_bytes = tensor_spec(source).num_bytes
         slab = self._current_slab()
         slab.check_place(place)
-        with slab.used(place.offset, num_bytes) as target:
-            copy_and_wait(self._driver, self._device, target, source.data_ptr(), num_bytes)
-
-    def close(self) -> None:
-        pass
+        target = slab.acquire(place.offset, num_bytes)
+        stream = self._device.current_stream()
+        try:
+            with _nothing_left_on(self._driver, stream):
+                self._driver.memcpy_async(target, source.data_ptr(), num_bytes, stream)
+        except BaseException:
+            slab.release()
+            raise
+        return slab.release
 
 
 class SlabReader:
@@ -207,17 +281,20 @@ class SlabReader:
         pass
 
 
-def copy_and_wait(driver: CudaDriver, device: TensorDevice, target: int, source: int, num_bytes: int) -> None:
-    """Copy in the order of the stream that made `source`, and wait until every process sees the bytes."""
+def wait_for_current(driver: CudaDriver, device: TensorDevice) -> None:
+    """Wait until the current stream has done its work, and every process sees what it wrote."""
     stream = device.current_stream()
     with _nothing_left_on(driver, stream):
-        driver.memcpy_async(target, source, num_bytes, stream)
         event = driver.event_create()
         try:
             driver.event_record(event, stream)
             driver.event_synchronize(event)
         finally:
             driver.event_destroy(event)
+
+
+def _nothing() -> None:
+    """Do nothing: the region stays mapped while its writer lives."""
 
 
 @contextmanager
@@ -242,5 +319,5 @@ __all__ = [
     "SlabWriter",
     "TensorDevice",
     "TorchDevice",
-    "copy_and_wait",
+    "wait_for_current",
 ]

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+from triptych_vllm_connector.seams.replacing import replace
+
 CPU = "cpu"
 
 
@@ -29,4 +31,10 @@ def _stop_spinning() -> None:
 
     agent_config = base_worker.nixl_agent_config
     if agent_config is not None and not isinstance(agent_config, partial):
-        base_worker.nixl_agent_config = partial(agent_config, enable_prog_thread=False)
+        replace(
+            base_worker,
+            "nixl_agent_config",
+            partial(agent_config, enable_prog_thread=False),
+            used_by=(base_worker.NixlBaseConnectorWorker.__init__,),
+            everywhere=False,
+        )

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as nixl_
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.seams.replacing import replace
 from triptych_vllm_connector.worker.kv.leases import KvLeases
 
 log = get_logger(__name__)
@@ -76,4 +77,5 @@ class LeasedPullWorker(NixlPullConnectorWorker):
 
 def read_within_leases() -> None:
     """Make vLLM's NIXL connector use `LeasedPullWorker` in this process."""
-    nixl_connector.NixlPullConnectorWorker = LeasedPullWorker
+    maker = nixl_connector.NixlPullConnector.__init__
+    replace(nixl_connector, "NixlPullConnectorWorker", LeasedPullWorker, used_by=(maker,), everywhere=False)

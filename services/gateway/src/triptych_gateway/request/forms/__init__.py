@@ -1,7 +1,6 @@
 """Forms of chats: fields of the body, places of media, and texts that vLLM joins.
 
 form         functions that read a body by its form; bounds
-completions  OpenAI's chat completions
 messages     Anthropic's Messages API
 responses    OpenAI's Responses API
 

@@ -14,7 +14,7 @@ from typing import Any
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.endpoints.bodies import FormBody, MessagesBody
-from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.content_parts import MediaPart, Place, format_place
 from triptych_gateway.request.forms.form import (
     Fields,
     Form,
@@ -22,7 +22,6 @@ from triptych_gateway.request.forms.form import (
     check_role,
 )
 from triptych_gateway.request.placeholder_tokens import BILLING_HEADER
-from triptych_gateway.request.places import Place, format_place
 
 ROLES = frozenset({"user", "assistant", "system"})
 # Blocks without media, and what must be text in them where it is there.

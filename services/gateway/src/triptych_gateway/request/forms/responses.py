@@ -10,14 +10,20 @@ from typing import Any
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import FormBody, ResponseBody
 from triptych_gateway.endpoints.response_fields import ITEM_TYPES
-from triptych_gateway.request.content_parts import MEDIA_TYPES, TEXT_KEYS, MediaPart, find_media
+from triptych_gateway.request.content_parts import (
+    MEDIA_TYPES,
+    TEXT_KEYS,
+    MediaPart,
+    Place,
+    find_media,
+    format_place,
+)
 from triptych_gateway.request.forms.form import (
     Fields,
     Form,
     add_media,
     not_beside_media,
 )
-from triptych_gateway.request.places import Place, format_place
 
 IMAGE_TYPE = "input_image"
 TEXT_TYPE = "input_text"

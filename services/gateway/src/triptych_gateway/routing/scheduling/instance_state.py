@@ -5,18 +5,150 @@ most that this gateway had there since the previous heartbeat is subtracted; the
 counts until the next heartbeat. This gateway's own requests count exactly.
 """
 
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
-from triptych_gateway.routing.scheduling.prefix_memory import PrefixMemory
+from triptych_gateway.routing.scheduling.candidates import (
+    Candidate,
+    PromptBlock,
+    PromptBlocks,
+    RoutingRequest,
+)
+
+BYTES_PER_TOKEN = 4  # of a text, about
+DEFAULT_BYTES = 4 << 20  # of prompts, without an announced capacity
+MAX_BLOCKS = 65_536  # whatever it holds: about 10 MB of this gateway
+
+
+class PrefixMemory:
+    """Memory of prompts sent to one instance.
+
+    As in vLLM, the end of a prompt is dropped before its beginning. So this approximates the content of its
+    prefix cache.
+    """
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._sizes: OrderedDict[int, int] = OrderedDict()  # of blocks by chain; the latest used last
+        self._num_bytes = 0
+        self._max_blocks = max_blocks
+        self._max_bytes = DEFAULT_BYTES
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def set_capacity(self, kv_cache_tokens: int | None) -> None:
+        """Set the capacity that the instance announces."""
+        self._max_bytes = DEFAULT_BYTES if kv_cache_tokens is None else kv_cache_tokens * BYTES_PER_TOKEN
+        self._trim()
+
+    def remember(self, blocks: Sequence[PromptBlock]) -> tuple[int, ...]:
+        """Remember a prompt that goes to the instance; return the chains that are new."""
+        new = tuple(block.chain for block in blocks if block.chain not in self._sizes)
+        for block in reversed(blocks):
+            if block.chain in self._sizes:
+                self._sizes.move_to_end(block.chain)
+            else:
+                self._sizes[block.chain] = block.num_bytes
+                self._num_bytes += block.num_bytes
+        self._trim()
+        return new
+
+    def forget(self, chains: Iterable[int]) -> None:
+        """Forget chains that were never computed."""
+        for chain in chains:
+            self._num_bytes -= self._sizes.pop(chain, 0)
+
+    def share_of(self, prompt: PromptBlocks) -> float:
+        """Return the share of the prompt, from the beginning, that was sent before: 0 to 1."""
+        known = 0
+        for block in prompt.blocks:
+            if block.chain not in self._sizes:
+                break
+            known += block.num_bytes
+        return known / prompt.num_bytes if known else 0.0
+
+    def clear(self) -> None:
+        """Forget everything, since the instance was restarted."""
+        self._sizes.clear()
+        self._num_bytes = 0
+
+    def _trim(self) -> None:
+        while self._sizes and (self._num_bytes > self._max_bytes or len(self._sizes) > self._max_blocks):
+            _, num_bytes = self._sizes.popitem(last=False)
+            self._num_bytes -= num_bytes
+
+
+MIN_BUSY = 4
+MIN_ENDS = 3  # fewer are no measure
+FADE = 0.95
+FIRST_REQUEST_S = 1.0  # of a request, until one has ended
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Mean over ended requests, the latest of which count most."""
+
+    num: int = 0
+    seconds: float = 0.0
+    num_requests: float = 0.0
+    num_tokens: float = 0.0
+
+    def add(self, seconds: float, num_tokens: float) -> None:
+        self.num += 1
+        self.seconds = FADE * self.seconds + seconds
+        self.num_requests = FADE * self.num_requests + 1.0
+        self.num_tokens = FADE * self.num_tokens + num_tokens
+
+
+@dataclass(slots=True)
+class ServingRate:
+    """Rate of one instance; `now` is in monotonic seconds.
+
+    Measured at the ends of requests. While `MIN_BUSY` requests or more are in flight at the instance, it does
+    not wait for requests: the time since the end before is what it took. Until `MIN_ENDS` such times are
+    measured, a request's own time counts, which is too long where several are computed at once.
+    """
+
+    _busy: _Mean = field(default_factory=_Mean)
+    _single: _Mean = field(default_factory=_Mean)
+    _ended_at: float | None = None  # the last request, while the instance was busy
+
+    def end_request(self, seconds: float, num_tokens: float, num_in_flight: int, now: float) -> None:
+        """Record the end of a request that took `seconds`, with `num_in_flight` there before it ended."""
+        if num_in_flight < MIN_BUSY:
+            self._single.add(seconds, num_tokens)
+            self._ended_at = None
+            return
+        if self._ended_at is not None:
+            self._busy.add(now - self._ended_at, num_tokens)
+        self._ended_at = now
+
+    def request_s(self, num_requests: float) -> float:
+        """Return the seconds that the instance takes for `num_requests`."""
+        mean = self._mean
+        return num_requests * (mean.seconds / mean.num_requests if mean.num else FIRST_REQUEST_S)
+
+    def prompt_s(self, num_tokens: float, num_requests: float) -> float:
+        """Return the seconds that it takes for prompts of `num_tokens` together."""
+        mean = self._mean
+        if not mean.num_tokens:
+            return self.request_s(num_requests)
+        return num_tokens * mean.seconds / mean.num_tokens
+
+    @property
+    def _mean(self) -> _Mean:
+        return self._busy if self._busy.num >= MIN_ENDS else self._single
+
 
 MAX_ITEMS = 4096  # items that an instance is assumed to hold, in its caches
 MAX_ADAPTERS_IN_USE = 4  # adapters in use: vLLM keeps few of the loaded ones where they compute
+ITEM_TOKENS = 1024  # of an item; beside BYTES_PER_TOKEN only the proportion matters
 LOAD_TTL_S = 5.0  # of an announced load: Redis may be away
 
 Key = TypeVar("Key", bound=Hashable)
@@ -41,6 +173,14 @@ class _New(NamedTuple):
 
     chains: tuple[int, ...]  # of blocks of its prompt
     items: tuple[MmHash, ...]
+    begun_at: float  # monotonic seconds
+
+
+class Waiting(NamedTuple):
+    """Work that waits at an instance, in seconds of that instance."""
+
+    prefill_s: float
+    decode_s: float
 
 
 class _Sent:
@@ -60,6 +200,8 @@ class InstanceState:
         self.picked_at = 0
         self.suspect_until = float("-inf")
         self._num_prompt_bytes = 0
+        self._num_prompt_tokens = 0.0  # estimated, with those of items
+        self._rate = ServingRate()
         self._num_peak = 0  # most in flight since the last announcement
         self._boot_id = ""
         self._beat = 0
@@ -81,27 +223,34 @@ class InstanceState:
             self._num_others = max(0, load.num_running + load.num_waiting - self._num_peak)
             self._num_peak = self.num_in_flight
 
-    def begin_request(self, request: RoutingRequest | None) -> None:
+    def begin_request(self, request: RoutingRequest | None, now: float = 0.0) -> None:
         self.num_in_flight += 1
         self._num_peak = max(self._num_peak, self.num_in_flight)
         if request is None:
             return
         self._num_prompt_bytes += request.num_prompt_bytes
+        self._num_prompt_tokens += _num_tokens(request)
         items = tuple(each for each in request.items if not self._sent.items.holds(each))
         for mm_hash in request.items:
             self._sent.items.add(mm_hash)
         self._sent.adapters.add(request.model)
         chains = self._sent.prefixes.remember(request.prompt.blocks) if request.is_prompt_read else ()
-        self._new[id(request)] = _New(chains, items)
+        self._new[id(request)] = _New(chains, items, now)
 
-    def end_request(self, request: RoutingRequest | None, *, is_computed: bool = True) -> None:
+    def end_request(
+        self, request: RoutingRequest | None, now: float = 0.0, *, is_computed: bool = True
+    ) -> None:
         """End a request; `is_computed` False means no answer, so that the instance does not hold it."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
         if request is None:
             return
         self._num_prompt_bytes = max(0, self._num_prompt_bytes - request.num_prompt_bytes)
+        self._num_prompt_tokens = max(0.0, self._num_prompt_tokens - _num_tokens(request))
         new = self._new.pop(id(request), None)
-        if new is not None and not is_computed:
+        if new is not None and is_computed:
+            seconds, num_tokens = now - new.begun_at, _num_tokens(request)
+            self._rate.end_request(seconds, num_tokens, self.num_in_flight + 1, now)
+        elif new is not None:
             self._sent.prefixes.forget(new.chains)
             for mm_hash in new.items:
                 self._sent.items.drop(mm_hash)
@@ -109,6 +258,21 @@ class InstanceState:
     def num_requests(self, now: float) -> int:
         """Return the requests in flight there, of all gateways as far as known."""
         return self.num_in_flight + (self._num_others if self._is_load_known(now) else 0)
+
+    def waiting(self, record: InstanceRecord, num_without_items: int, now: float) -> Waiting:
+        """Return this gateway's work that waits there for its turn, by the load that it announces.
+
+        `num_without_items` requests there wait for encoders instead; the instance counts them as waiting.
+        """
+        load = record.load if self._is_load_known(now) else None
+        num_due = self.num_in_flight - num_without_items
+        if load is None or num_due <= 0:
+            return Waiting(0.0, 0.0)
+        num_waiting = max(0, load.num_waiting - num_without_items)
+        share = num_waiting / max(1, load.num_running + num_waiting)
+        num_tokens = self._num_prompt_tokens * num_due / self.num_in_flight
+        num_own = share * num_due
+        return Waiting(self._rate.prompt_s(share * num_tokens, num_own), self._rate.request_s(num_own))
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
         """Return the candidate for one choice."""
@@ -127,3 +291,7 @@ class InstanceState:
 
     def _is_load_known(self, now: float) -> bool:
         return now - self._announced_at < LOAD_TTL_S
+
+
+def _num_tokens(request: RoutingRequest) -> float:
+    return request.num_prompt_bytes / BYTES_PER_TOKEN + ITEM_TOKENS * len(request.items)

@@ -1,0 +1,178 @@
+"""Push of one entry from the agent's own store to the receiver's.
+
+QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
+   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
+
+QUEUED    the store was asked for the entry
+WATCHING  the entry is pinned, or written by an encoder and watched
+OFFERED   the receiver's agent knows shape and size; the bytes wait for its answer and for the seal
+SENDING   chunks are sent, in fair order with those of other entries
+SENT      the receiver checks and seals
+STORED    the receiver has the entry, from us or before
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+from triptych_common.domain.errors import StoreError
+from triptych_common.domain.transitions import check_transition
+from triptych_common.protocol.messages import EncodeClass, FabricTransport
+from triptych_common.protocol.store import SHM, Descriptor, TensorSpec
+from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.region.fence import check_descriptor
+from triptych_fabric.local_store import EntryGoneError, EntryHold, LocalStore
+from triptych_fabric.sender.link import LinkedOffer, OutgoingLink, PushFailedError
+from triptych_fabric.sender.links import OutgoingLinks
+from triptych_fabric.wire.frames import MAX_OFFER_MS, Offer
+
+Value = TypeVar("Value")
+
+
+class PushState(Enum):
+    QUEUED = auto()
+    WATCHING = auto()
+    OFFERED = auto()
+    SENDING = auto()
+    SENT = auto()
+    STORED = auto()
+    FAILED = auto()
+
+
+ALLOWED: dict[PushState, frozenset[PushState]] = {
+    PushState.QUEUED: frozenset({PushState.WATCHING, PushState.FAILED}),
+    PushState.WATCHING: frozenset({PushState.OFFERED, PushState.FAILED}),
+    PushState.OFFERED: frozenset({PushState.SENDING, PushState.STORED, PushState.FAILED}),
+    PushState.SENDING: frozenset({PushState.SENT, PushState.FAILED}),
+    PushState.SENT: frozenset({PushState.STORED, PushState.FAILED}),
+    PushState.STORED: frozenset(),
+    PushState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """An entry that reached the receiver."""
+
+    num_bytes: int  # that crossed the network; 0: the receiver had the entry
+    began_at: float  # monotonic seconds
+    ended_at: float
+    transport: FabricTransport
+
+
+class EntryPush:
+    """Push of one entry to one receiver; `run` is called once."""
+
+    def __init__(
+        self, mm_hash: str, receiver: str, store: LocalStore, links: OutgoingLinks, encode_class: EncodeClass
+    ) -> None:
+        self.mm_hash = mm_hash
+        self.state = PushState.QUEUED
+        self._receiver = receiver
+        self._store = store
+        self._links = links
+        self._encode_class = encode_class
+        self._link: OutgoingLink | None = None
+        self._offer: LinkedOffer | None = None
+
+    @property
+    def has_lost_link(self) -> bool:
+        """True if the link that carried the push has ended."""
+        return self._link is not None and self._link.closed.done()
+
+    def raise_class(self, encode_class: EncodeClass) -> None:
+        """Raise the urgency, because a more urgent order needs the entry too."""
+        self._encode_class = encode_class
+        if self._link is not None and self._offer is not None:
+            self._link.change_class(self._offer, encode_class)
+
+    async def run(self, deadline: float, traceparent: str | None) -> Pushed:
+        """Push until the receiver has the entry, by the monotonic `deadline`; raises PushFailedError."""
+        hold = self._store.hold(self.mm_hash)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                pushed = await self._push(hold, deadline, traceparent)
+            self._become(PushState.STORED)
+            return pushed
+        except TimeoutError:
+            detail = "the deadline of the order has passed"
+            raise PushFailedError(TransferFailureKind.EXPIRED, detail) from None
+        except EntryGoneError as error:
+            raise PushFailedError(error.failure_kind, error.detail) from error
+        except StoreError as error:
+            raise PushFailedError(TransferFailureKind.ABSENT, f"the source's store: {error}") from error
+        finally:
+            if self.state is not PushState.STORED:
+                self._become(PushState.FAILED)
+            if self._link is not None and self._offer is not None:
+                self._link.withdraw(self._offer, lambda: self._store.release(hold))
+            else:
+                self._store.release(hold)
+
+    async def _push(self, hold: EntryHold, deadline: float, traceparent: str | None) -> Pushed:
+        await asyncio.shield(hold.answered)
+        if hold.sealed.done():
+            hold.sealed.result()  # raises if the entry is gone
+        self._become(PushState.WATCHING)
+        await self._links.connected(self._receiver)  # while it is being encoded
+        spec = await self._spec(hold)
+        link = self._link = await self._links.connected(self._receiver)
+        offer = self._offer = await link.offer(
+            Offer(
+                mm_hash=self.mm_hash,
+                spec=spec,
+                is_sealed=hold.sealed.done(),
+                encode_class=self._encode_class,
+                remaining_ms=min(MAX_OFFER_MS, max(1, int((deadline - time.monotonic()) * 1000))),
+                traceparent=traceparent,
+            )
+        )
+        self._become(PushState.OFFERED)
+        is_wanted = await _unless_failed(offer.answered, hold.sealed)
+        if not is_wanted:
+            now = time.monotonic()
+            return Pushed(0, now, now, link.transport)
+        descriptor = await _unless_failed(hold.sealed, offer.stored)
+        self._check(descriptor, spec)
+        view = self._store.mapping.view(descriptor.offset, spec.num_bytes)
+        link.send(offer, view, self._encode_class)
+        self._become(PushState.SENDING)
+        await asyncio.shield(offer.sent)
+        self._become(PushState.SENT)
+        await asyncio.shield(offer.stored)
+        now = time.monotonic()
+        return Pushed(spec.num_bytes, offer.began_at or now, now, link.transport)
+
+    async def _spec(self, hold: EntryHold) -> TensorSpec:
+        if not hold.sealed.done():
+            spec = await self._store.find_spec(self.mm_hash)
+            if spec is not None:
+                return spec
+        return (await asyncio.shield(hold.sealed)).spec
+
+    def _check(self, descriptor: Descriptor, spec: TensorSpec) -> None:
+        if descriptor.memory != SHM:
+            raise PushFailedError(TransferFailureKind.REFUSED, "the entry is not in the memory of the host")
+        if descriptor.spec != spec:
+            raise PushFailedError(TransferFailureKind.WRITER_LOST, "it is another entry than was offered")
+        check_descriptor(self._store.mapping, descriptor)
+
+    def _become(self, state: PushState) -> None:
+        """Move to `state`; nothing else assigns it."""
+        check_transition(ALLOWED, f"push of {self.mm_hash}", self.state, state)
+        self.state = state
+
+
+async def _unless_failed(
+    wanted: "asyncio.Future[Value]", other: "asyncio.Future[Descriptor] | asyncio.Future[None]"
+) -> Value:
+    """Result of `wanted`, or the error of `other` if that fails first."""
+    futures: set[asyncio.Future[Any]] = {wanted, other}
+    while not wanted.done():
+        done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        futures -= done
+        if other in done:
+            other.result()
+    return wanted.result()

@@ -1,0 +1,153 @@
+"""What breaks in the middle of a transfer: the gateway is told in time, and nothing stays held anywhere."""
+
+import asyncio
+import random
+import signal
+
+import pytest
+
+from tests.integration.fabric.conftest import (
+    MakeHost,
+    by_each_transport,
+    by_each_transport_in_time,
+)
+from tests.support.fabric.orders import OrderingGateway, completed, failed
+from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.transfers import TransferFailureKind
+
+MIB = 1 << 20
+HASH = f"{1:064x}"
+DATA = random.Random(1).randbytes(6 * MIB)
+SLOW = f"--fabric-max-rate={2 * MIB}"  # a transfer of DATA takes three seconds
+
+
+async def test_target_killed(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    target.kill_agent()
+    assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.UNREACHABLE
+    lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
+    assert lost.kind == "writer_lost"
+    assert target.store.stats().num_reservations == 0
+    source.wait_no_leftovers()
+    await asyncio.to_thread(target.agent.start)
+    completed(await gateway.transfer(source, target, HASH))
+    assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA
+
+
+@by_each_transport_in_time
+async def test_source_killed(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    """Watchers at the target learn it; the agent that comes back finds the order again."""
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    source.kill_agent()
+    lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
+    assert lost.kind == "writer_lost"
+    assert target.store.stats().writing_num_bytes == 0
+    source.wait_no_leftovers()
+    await asyncio.to_thread(source.agent.start)
+    completed(await asyncio.wait_for(result, 20))
+    assert await asyncio.to_thread(target.wait_sealed, HASH) == DATA
+
+
+@by_each_transport
+async def test_target_stops(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    target.agent.send_signal(signal.SIGSTOP)
+    assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.UNREACHABLE
+    source.wait_no_leftovers()
+    target.agent.send_signal(signal.SIGCONT)
+    lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
+    assert lost.kind == "writer_lost"
+    completed(await gateway.transfer(source, target, HASH))
+
+
+@by_each_transport
+async def test_source_stops(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    source.agent.send_signal(signal.SIGSTOP)
+    lost = await asyncio.to_thread(target.pushes.wait_next, 10.0)
+    assert lost.kind == "writer_lost"
+    source.agent.send_signal(signal.SIGCONT)
+    assert failed(await asyncio.wait_for(result, 15)) is TransferFailureKind.UNREACHABLE
+    source.wait_no_leftovers()
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_store_restarts(make_host: MakeHost, gateway: OrderingGateway, side: str) -> None:
+    """A crash that the session bridges. The source's goes unseen; at the target the links begin anew."""
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    host = source if side == "source" else target
+    generation = host.session.welcome.generation
+    await asyncio.to_thread(host.store.stop, signal.SIGKILL)
+    await asyncio.to_thread(host.store.start)
+    outcome = await asyncio.wait_for(result, 15)
+    if side == "source":
+        completed(outcome)
+    else:
+        assert failed(outcome) is TransferFailureKind.UNREACHABLE
+        completed(await gateway.transfer(source, target, HASH))
+        assert host.session.welcome.generation > generation
+    assert await asyncio.to_thread(target.read, HASH) == DATA
+    source.wait_no_leftovers()
+
+
+async def test_the_own_store_is_replaced(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    """Another region: what the agent held is gone, so it ends, to be started again."""
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    await asyncio.to_thread(target.store.stop)  # a clean end removes the region
+    await asyncio.to_thread(target.store.start)
+    process = target.agent.process
+    assert process is not None
+    assert await asyncio.to_thread(process.wait, 15) == 1
+    assert "the cache store went away" in target.agent.log()
+    assert target.store.stats().num_reservations == 0
+
+
+async def test_a_drain_finishes_what_runs(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    assert await asyncio.to_thread(source.agent.stop) == 0
+    completed(await asyncio.wait_for(result, 60))
+    assert "fabric-a" not in {each.instance for each in await gateway.list_instances()}
+
+
+async def test_a_drain_is_bounded(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW, "--drain-timeout-s=0.2"), make_host("b")
+    source.encode(HASH, DATA)
+    result = await gateway.order(source, target, HASH)
+    await target.wait_being_written(HASH)
+    assert await asyncio.to_thread(source.agent.stop) == 0
+    assert failed(await asyncio.wait_for(result, 60)) is TransferFailureKind.UNREACHABLE
+    source.wait_no_leftovers()
+
+
+async def test_urgent_entries_pass_a_long_one(make_host: MakeHost, gateway: OrderingGateway) -> None:
+    source, target = make_host("a", SLOW), make_host("b")
+    source.encode(HASH, DATA)
+    small = f"{2:064x}"
+    source.encode(small, b"ab" * 1000)
+    long = await gateway.order(source, target, HASH, encode_class=EncodeClass.BATCH)
+    await target.wait_being_written(HASH)
+    urgent = await gateway.order(source, target, small)
+    completed(await asyncio.wait_for(urgent, 10))
+    assert not long.done()
+    completed(await asyncio.wait_for(long, 20))

@@ -1,0 +1,78 @@
+"""Proofs are good for one connection and one side; keys that others can read are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triptych_fabric.wire.keys import (
+    Credentials,
+    FabricKeyError,
+    Transcript,
+    load_credentials,
+)
+
+KEY = Credentials(b"k" * 32)
+TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", "tcp", b"")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(TRANSCRIPT, version=2),
+        replace(TRANSCRIPT, source="store-c"),
+        replace(TRANSCRIPT, target="store-c"),
+        replace(TRANSCRIPT, source_nonce="12"),
+        replace(TRANSCRIPT, target_nonce="23"),
+        replace(TRANSCRIPT, transport="nixl"),
+        replace(TRANSCRIPT, binding=b"x"),
+        replace(TRANSCRIPT, source="store-as", target="tore-b"),
+    ],
+)
+def test_a_proof_is_of_one_connection(changed: Transcript) -> None:
+    proof = KEY.proof("source", TRANSCRIPT)
+    assert KEY.is_proof(proof, "source", TRANSCRIPT)
+    assert not KEY.is_proof(proof, "source", changed)
+
+
+def test_a_proof_is_of_one_side_and_key() -> None:
+    proof = KEY.proof("source", TRANSCRIPT)
+    assert not KEY.is_proof(proof, "target", TRANSCRIPT), "it cannot be sent back"
+    assert not Credentials(b"j" * 32).is_proof(proof, "source", TRANSCRIPT)
+    assert not KEY.is_proof("", "source", TRANSCRIPT)
+
+
+def key_at(path: Path, content: bytes = b"k" * 32, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def test_a_key_is_read(tmp_path: Path) -> None:
+    assert load_credentials(key_at(tmp_path / "key", b"k" * 32 + b"\n"), None, None, None) == KEY
+
+
+def test_a_key_of_random_bytes_is_taken_as_it_is(tmp_path: Path) -> None:
+    key = b"\t" + b"k" * 30 + b" "
+    assert load_credentials(key_at(tmp_path / "key", key), None, None, None) == Credentials(key)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(FabricKeyError, match="chmod 600"):
+        load_credentials(key_at(tmp_path / "key", mode=mode), None, None, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"k" * 31, b"k" * 5000])
+def test_a_key_of_another_length_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(FabricKeyError, match="bytes"):
+        load_credentials(key_at(tmp_path / "key", content), None, None, None)
+
+
+def test_neither_key_nor_certificates(tmp_path: Path) -> None:
+    with pytest.raises(FabricKeyError, match="needs"):
+        load_credentials(None, None, None, None)
+    with pytest.raises(FabricKeyError, match="together"):
+        load_credentials(None, tmp_path / "cert", None, None)
+    with pytest.raises(FabricKeyError, match="cannot be read"):
+        load_credentials(tmp_path / "gone", None, None, None)
