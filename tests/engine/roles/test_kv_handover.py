@@ -106,6 +106,17 @@ def test_each_announces_its_role_and_its_kv_caches(
         )
 
 
+# ---- before any is read --------------------------------------------------------------------------
+def test_a_refused_request_has_its_kv_cache_freed(prefill: Instance, decode: Instance) -> None:
+    """Nor has this idle engine met the owner yet: it says so as soon as they are connected."""
+    body = chat(f"{LONG_TEXT} and refused")
+    params = prefilled(prefill, body)
+    assert prefill.holds_kv_blocks
+    refused = decode.post({**body, "top_logprobs": 1, "kv_transfer_params": params})
+    assert refused.status_code == 400, refused.text
+    wait_until(lambda: not prefill.holds_kv_blocks, LEASE_S / 2, "KV blocks are freed at once")
+
+
 # ---- the same answers ----------------------------------------------------------------------------
 def test_two_stages_answer_as_one_instance_does(
     prefill: Instance, decode: Instance, whole: Instance, strips: ModuleType
@@ -146,15 +157,6 @@ def test_a_kv_cache_of_another_prompt_is_not_read(prefill: Instance, decode: Ins
     params = prefilled(prefill, chat(f"{LONG_TEXT} at twelve"))
     other = decode.post({**chat(f"{LONG_TEXT} at one"), "kv_transfer_params": params})
     assert (other.status_code, other.json()["error"]["code"]) == (503, "kv_load_failed"), other.text
-    wait_until(lambda: not prefill.holds_kv_blocks, LEASE_S / 2, "KV blocks are freed at once")
-
-
-def test_a_refused_request_has_its_kv_cache_freed(prefill: Instance, decode: Instance) -> None:
-    body = chat(f"{LONG_TEXT} and refused")
-    params = prefilled(prefill, body)
-    assert prefill.holds_kv_blocks
-    refused = decode.post({**body, "top_logprobs": 1, "kv_transfer_params": params})
-    assert refused.status_code == 400, refused.text
     wait_until(lambda: not prefill.holds_kv_blocks, LEASE_S / 2, "KV blocks are freed at once")
 
 

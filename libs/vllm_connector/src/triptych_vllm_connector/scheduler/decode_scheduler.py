@@ -6,6 +6,7 @@ gateway: its prompt must be prefilled elsewhere first. Missing text is computed.
 cache which it may not read is ended, too (`kv_refusals`).
 """
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
@@ -21,6 +22,13 @@ from triptych_vllm_connector.seams.current import seam
 
 log = get_logger(__name__)
 
+NOTICE_S = 5.0
+"""Seconds for which an idle engine goes on with steps, so that an owner hears of a KV cache that is not read.
+
+vLLM sends that notice in a step behind the NIXL handshake, and UCX connects while it is polled, which is in
+steps, too. Later the owner's lease ends.
+"""
+
 # A mixin's `super()` is vLLM's scheduler. `Any`, because mypy does not follow imports into vLLM.
 _Base: Any = Scheduler if TYPE_CHECKING else object
 
@@ -31,6 +39,18 @@ class DecodeMixin(_Base):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refusals = KvRefusals()
+        self._notices_end_at = 0.0  # monotonic time
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        reads = getattr(output.kv_connector_metadata, "reqs_to_recv", {}).values()
+        if not all(any(read.local_block_ids) for read in reads):
+            self._notices_end_at = time.monotonic() + NOTICE_S
+        return output
+
+    def has_requests(self) -> bool:
+        has_requests: bool = super().has_requests()
+        return has_requests or time.monotonic() < self._notices_end_at
 
     def add_request(self, request: Request) -> None:
         token_ids = None if request.abort_immediately else request.prompt_token_ids
