@@ -93,5 +93,9 @@ def test_what_is_written_before_the_end_is_there(tmp_path: Path) -> None:
     os.write(pipe.writing, data)
     pipe.close_writing()
     pipe.wait_end(60)
-    log.close()
     assert log.file.read_bytes() == data
+    open_files = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    assert str(log.file) not in open_files, "the file is closed until a restarted service writes"
+    log.write(b"y")
+    log.close()
+    assert log.file.read_bytes() == data + b"y"

@@ -63,9 +63,15 @@ class RotatingLog(io.RawIOBase):
         return len(whole)
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self.close_file()
         super().close()
+
+    def close_file(self) -> None:
+        """Close the current file until there is more to append."""
+        with self._lock:
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
 
     def _append(self, data: bytes) -> None:
         if self._stream is None:
@@ -121,3 +127,4 @@ def _copy(reading: int, log: RotatingLog) -> None:
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while data := pipe.read(CHUNK_BYTES):
             log.write(data)
+    log.close_file()
