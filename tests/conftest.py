@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.support import janitor
+from tests.support.examples import register_profiles
 
 START_TIMEOUT_S = 30.0
 
-settings.register_profile("thorough", max_examples=2000, deadline=None)  # --hypothesis-profile=thorough
+register_profiles()
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
 
 NUM_BLOCKS = 40
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 45))))
 def test_it_agrees_with_a_map(steps: list[tuple[bool, int]]) -> None:
     pool, taken = BestFitPool(NUM_BLOCKS), [False] * NUM_BLOCKS

@@ -1,6 +1,6 @@
 """The store's logic as a state machine (`store_machine`), with the bytes that it guards.
 
-More of it: `pytest --hypothesis-profile=thorough tests/property/cache_store/test_store_core.py`.
+More of it: `pytest --hypothesis-profile=long tests/property/cache_store/test_store_core.py`.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from tests.property.cache_store.store_machine import SESSIONS, StoreMachine
+from tests.support.examples import examples
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import ChecksumPass
 from triptych_cache_store.entries.entry_table import Entry, EntryState
@@ -146,6 +147,4 @@ class BytesMachine(StoreMachine):
 
 
 TestStore = BytesMachine.TestCase
-TestStore.settings = settings(
-    max_examples=max(250, settings().max_examples), stateful_step_count=100, deadline=None
-)
+TestStore.settings = settings(max_examples=examples(250), stateful_step_count=100)

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.examples import examples
 from tests.support.stores import core_on
 from triptych_cache_store.entries.entry_table import EntryState
 from triptych_cache_store.entries.leases import SessionId
@@ -187,4 +188,4 @@ class MemoriesMachine(RuleBasedStateMachine):
 
 
 TestMemoriesMachine = MemoriesMachine.TestCase
-TestMemoriesMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMemoriesMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from triptych_common.domain.fair_queue import FairKey
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, MAX_OVERTAKE_S, GateItem, GatePolicy
 
@@ -103,4 +104,4 @@ class GateMachine(RuleBasedStateMachine):
 
 
 TestGatePolicy = GateMachine.TestCase
-TestGatePolicy.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestGatePolicy.settings = settings(max_examples=examples(100), stateful_step_count=40)

@@ -17,6 +17,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from triptych_common.domain.errors import IllegalTransitionError, RequestError
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT, MESSAGES
@@ -244,14 +245,14 @@ def cut_bodies(
     return raw, sorted(draw(st.lists(st.integers(0, len(raw)), max_size=12)))
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(case=cut_bodies())
 def test_split_is_as_whole(parser: RequestParser, case: tuple[bytes, list[int]]) -> None:
     raw, cuts = case
     assert read_split(parser, raw, cuts) == read_whole(raw)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(case=cut_bodies(MESSAGES_BODIES))
 def test_split_is_as_whole_in_the_messages_api(parser: RequestParser, case: tuple[bytes, list[int]]) -> None:
     raw, cuts = case
@@ -270,7 +271,7 @@ def test_media_of_the_messages_api_are_not_held_as_text(parser: RequestParser) -
     assert [len(part.place) for part in request.media] == [6, 4]
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(case=cut_bodies())
 def test_what_is_put_back_is_what_was_sent(case: tuple[bytes, list[int]]) -> None:
     raw, cuts = case
@@ -373,7 +374,6 @@ def test_strings_that_begin_like_media_are_looked_at_in_bounded_number(text: byt
 @given(groups=st.lists(st.binary(min_size=4, max_size=4), max_size=3), at=st.integers(0, 5000))
 @example(groups=[b"AA=="], at=4000)
 @example(groups=[b"===="], at=5000)
-@settings(deadline=None)
 def test_the_decoder_takes_what_binascii_takes(groups: list[bytes], at: int) -> None:
     plain = base64.b64encode(random.Random(at).randbytes(3750))
     data = plain[: at // 4 * 4] + b"".join(groups) + plain[at // 4 * 4 :]

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.examples import examples
 from tests.support.item_records import item_record
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
@@ -98,4 +99,4 @@ class ItemTableMachine(RuleBasedStateMachine):
 
 
 TestItemTable = ItemTableMachine.TestCase
-TestItemTable.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestItemTable.settings = settings(max_examples=examples(60), stateful_step_count=30)

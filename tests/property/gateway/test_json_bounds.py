@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.request.body_bounds import (
     MAX_DEPTH,
@@ -62,7 +63,7 @@ def written(value: Any, space: str, *, is_ascii: bool, escapes_slash: bool) -> b
     return (text.replace("/", "\\/") if escapes_slash else text).encode()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(value=VALUES, space=SPACES, is_ascii=st.booleans(), escapes_slash=st.booleans())
 def test_the_bound_is_exact(value: Any, space: str, *, is_ascii: bool, escapes_slash: bool) -> None:
     raw = written(value, space, is_ascii=is_ascii, escapes_slash=escapes_slash)
@@ -73,7 +74,7 @@ def test_the_bound_is_exact(value: Any, space: str, *, is_ascii: bool, escapes_s
         assert not is_accepted(raw, num_values - 1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(depth=st.integers(MAX_DEPTH - 3, MAX_DEPTH + 3), brackets=st.sampled_from(["[]", "{}"]))
 def test_the_depth_is_exact(depth: int, brackets: str) -> None:
     opened = '{"a":' if brackets == "{}" else "["
@@ -82,13 +83,11 @@ def test_the_depth_is_exact(depth: int, brackets: str) -> None:
     assert is_accepted(text.encode(), 10_000) == (depth <= MAX_DEPTH)
 
 
-@settings(deadline=None)
 @given(raw=st.binary(max_size=200), max_values=st.integers(1, 20))
 def test_what_is_no_json_ends_too(raw: bytes, max_values: int) -> None:
     is_accepted(raw, max_values)
 
 
-@settings(deadline=None)
 @given(text=NASTY, num_media=st.integers(0, 5), num_text=st.integers(0, 3000))
 def test_only_the_prompt_counts_as_text(text: str, num_media: int, num_text: int) -> None:
     media = "data:image/png;base64," + "A" * MIN_MEDIA_BYTES

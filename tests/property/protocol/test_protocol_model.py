@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.support.examples import examples
 from tests.support.protocol_world.config import FAULTS, PIN_FAULTS, TOWER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
 from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
@@ -229,4 +230,4 @@ class ProtocolMachine(RuleBasedStateMachine):
 
 
 TestProtocol = ProtocolMachine.TestCase
-TestProtocol.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestProtocol.settings = settings(max_examples=examples(60), stateful_step_count=15)

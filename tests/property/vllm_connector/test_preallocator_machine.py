@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from triptych_vllm_connector.consumer.preallocator import Need, SyncPreallocator
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8, "f": 10}
@@ -174,5 +175,5 @@ class PreallocatorMachine(RuleBasedStateMachine):
         assert self.preallocator.num_pending == 0
 
 
-PreallocatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+PreallocatorMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40)
 TestPreallocator = PreallocatorMachine.TestCase

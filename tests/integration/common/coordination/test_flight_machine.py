@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA
+from tests.support.examples import examples
 from tests.support.flight_model import FlightModel, JobsModel
 from tests.support.message_samples import encode_job
 from triptych_common.bus import AsyncBus
@@ -301,9 +302,8 @@ def test_scripts_and_model_agree(redis_url: str) -> None:
             run_state_machine_as_test(
                 FlightMachine,
                 settings=settings(
-                    max_examples=60,
+                    max_examples=examples(60),
                     stateful_step_count=40,
-                    deadline=None,
                     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
                     suppress_health_check=list(HealthCheck),
                 ),

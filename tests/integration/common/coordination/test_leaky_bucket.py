@@ -11,6 +11,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import RateCharge, RequestCounts
 
@@ -41,7 +42,7 @@ class VirtualScheduling:
 Steps = list[tuple[int, int, int]]  # microseconds since the step before; cost; correction afterwards
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     limit=st.integers(1, 10_000),
     steps=st.lists(

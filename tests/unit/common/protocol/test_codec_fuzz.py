@@ -6,6 +6,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.bus_messages import BUS_MESSAGES
@@ -29,7 +30,7 @@ def _fits(value: object) -> bool:
     return True
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(75))
 @given(
     version=st.just(b"1") | st.binary(max_size=5),
     name=TYPES,
@@ -41,7 +42,7 @@ def test_entries(version: bytes, name: bytes, body: bytes, extra: dict[bytes, by
         codec.decode({b"v": version, b"type": name, b"body": body, **extra})
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(75))
 @given(body=BODIES)
 def test_bodies(body: bytes) -> None:
     for decode in (codec.decode_command, codec.decode_reply, codec.decode_record):
@@ -49,7 +50,7 @@ def test_bodies(body: bytes) -> None:
             decode(body)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(75))
 @given(chunks=st.lists(st.binary(max_size=50), max_size=10))
 def test_byte_streams(chunks: list[bytes]) -> None:
     decoder = codec.FrameDecoder(max_frame_bytes=1000)
@@ -58,7 +59,7 @@ def test_byte_streams(chunks: list[bytes]) -> None:
             assert all(len(body) <= 1000 for body in decoder.feed(chunk))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(seqs=st.lists(st.integers(0, 2**31)), cuts=st.lists(st.integers(1, 40), min_size=1))
 def test_frames_come_back(seqs: list[int], cuts: list[int]) -> None:
     stream = b"".join(codec.frame(Ping(seq=seq)) for seq in seqs)

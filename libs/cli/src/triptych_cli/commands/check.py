@@ -19,7 +19,7 @@ TYPED = ("benchmarks", "tests/support")
 """Folders whose types are checked, besides the packages."""
 QUICK = ("unit", "property", "contract")
 """Layers of tests that `--changed` takes."""
-TWO_WORKERS = ("-q", "-n2", "--dist=loadfile")
+TWO_WORKERS = ("-q", "-n2", "--dist=loadfile", "--hypothesis-profile=dev")
 
 Step = tuple[str, list[str]]  # name, command
 
