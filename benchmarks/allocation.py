@@ -25,8 +25,7 @@ from pathlib import Path
 from triptych_cache_store.entries import space as room
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
-from triptych_cache_store.entries.eviction import EvictionPolicy
-from triptych_cache_store.entries.space import Space
+from triptych_cache_store.entries.space import EvictionPolicy, Space
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import TensorSpec

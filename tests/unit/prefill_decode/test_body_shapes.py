@@ -22,7 +22,7 @@ from triptych_gateway.request.chat_request import (
 )
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.text_request import parse_text_request
-from triptych_gateway.responses.response_request import ResponseRequest
+from triptych_gateway.responses.exchange import ResponseRequest
 from triptych_gateway.settings import RequestSettings
 
 with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.engine_counters import ENGINE_METRICS, EngineMetric, merge_changes
-from triptych_vllm_connector.host.budget import budget_embeds
+from triptych_vllm_connector.host.model_facts import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.slab_probe import UsableSlab

@@ -32,9 +32,8 @@ from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimi
 from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
-from triptych_encoder.jobs.encoder_peers import EncoderPeers
 from triptych_encoder.jobs.gate_policy import LONG_ENCODE_S, GatePolicy
-from triptych_encoder.jobs.job_intake import JobIntake
+from triptych_encoder.jobs.job_intake import EncoderPeers, JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.job_telemetry import JobTelemetry
@@ -45,9 +44,8 @@ from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.store_client import StoreClient, TransportSelector
 from triptych_encoder.store.store_reservations import StoreReservations
-from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
 from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, engine_activity

@@ -20,9 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import MediaSettings
+from triptych_common.runtime.media_settings import MAX_IMAGE_PIXELS
 from triptych_common.telemetry.tail_sampling import TailSampling
 
 

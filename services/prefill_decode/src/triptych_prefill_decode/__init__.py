@@ -13,5 +13,4 @@ http_server    vLLM's application behind uvicorn: when it listens, and how it dr
 engine_health  detects an engine that hangs; 503 or a broken connection for one that is dead
 request_guards  bounds in vLLM's own code: texts of errors, tables of its GPU runner
 kv_errors      503 of a decode instance that cannot get a prompt's KV cache
-serving_load   the engine's load, in the instance's record with each heartbeat
 """

@@ -18,8 +18,7 @@ from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, StreamNames, is_inbox, is_jobs
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.redis_client.commands import run_command
-from triptych_common.redis_client.rights import Right
-from triptych_common.redis_client.rights_check import find_missing
+from triptych_common.redis_client.rights import Right, find_missing
 from triptych_common.redis_client.server_watch import OnServerChanged, ServerWatch
 from triptych_common.telemetry.logs import get_logger
 

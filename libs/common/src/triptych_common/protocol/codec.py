@@ -23,10 +23,32 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
 from triptych_common.protocol.errors import MalformedMessageError, UnsupportedVersionError
-from triptych_common.protocol.messages import SCHEMA_VERSION, InstanceRecord, Message
+from triptych_common.protocol.messages import (
+    SCHEMA_VERSION,
+    EncodeCompleted,
+    EncodeFailed,
+    EncodeJob,
+    EncodeNeeded,
+    EncoderCacheMetadata,
+    InstanceRecord,
+    ItemAck,
+    Message,
+    Preallocation,
+)
 from triptych_common.protocol.store import MAX_FRAME_BYTES, StoreCommand, StoreFrame, StoreReply
+from triptych_common.protocol.transfers import TRANSFER_MESSAGES
+
+BUS_MESSAGES: tuple[type[Message], ...] = (
+    EncodeJob,
+    EncoderCacheMetadata,
+    EncodeCompleted,
+    EncodeFailed,
+    Preallocation,
+    ItemAck,
+    EncodeNeeded,
+    *TRANSFER_MESSAGES,
+)
 
 FRAME_HEADER_BYTES = 4
 

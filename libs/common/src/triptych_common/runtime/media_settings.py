@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
-from triptych_common.domain.image_formats import IMAGE_FORMATS, MAX_IMAGE_PIXELS
 from triptych_common.domain.media_bounds import (
     AUDIO_CODECS,
     TIFF_COMPRESSIONS,
@@ -19,6 +18,9 @@ from triptych_common.domain.media_bounds import (
 from triptych_common.domain.media_options import OptionBounds, OptionRules
 from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # names of Pillow's formats
+MAX_IMAGE_PIXELS = 64_000_000
 
 DECODING_SHARE = 0.9
 """Share of `preprocess_timeout_s` after which a decoder that does not end fails its item, without a retry."""

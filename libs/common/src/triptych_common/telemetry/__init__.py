@@ -3,7 +3,6 @@
 tracing       spans: opened, recorded, continued from a message
 tail_sampling  spans kept of requests that are not sampled
 plain_spans   spans that cost little
-random_ids    ids of spans and requests
 exporters     destinations: OTLP over HTTP or gRPC, files
 span_records  a span as a JSON line, and the exporter that writes it
 trace_files   the files of these lines: names, locks, how much of the disk they take

@@ -32,8 +32,7 @@ from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.host.namespace import digest_of_engine
 from triptych_vllm_connector.plain.plain_worker import PlainWorker
-from triptych_vllm_connector.plain.store_pin import StorePin
-from triptych_vllm_connector.plain.store_pins import BoundedPins
+from triptych_vllm_connector.plain.store_pins import BoundedPins, StorePin
 from triptych_vllm_connector.plain.wanted_items import WantedItems
 
 

@@ -40,10 +40,10 @@ from triptych_common.protocol.item_record import Batching, ItemRecord, Placehold
 from triptych_common.protocol.item_urls import parse_item_url
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 from triptych_vllm_connector.pieces import divide_feature
-from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
+from triptych_vllm_connector.records.recording import ItemCache
 from triptych_vllm_connector.seams.current import seam
 from triptych_vllm_connector.seams.replacing import replace
 

@@ -2,17 +2,91 @@
 Pure."""
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
-from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
-from triptych_cache_store.entries.eviction import EvictionPolicy
-from triptych_cache_store.entries.limits import Limits
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.store import REDIS
 
 NUM_STARTS = 32  # measured: docs/design/cache_store.md
+
+
+class EvictionPolicy:
+    """Least recently used first; the loss is the cost to encode again times the chance that it is needed.
+
+    The encoder's cost grows with the rows it makes. The chance falls with the time since the last use:
+    as often seen for caches, about as one over it. An entry counts as used when it is sealed, pinned and
+    unpinned.
+
+    It knows exactly the entries that may be evicted now: READY, not pinned.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # reservation_id -> entry, oldest use first
+
+    def add_evictable(self, entry: Entry) -> None:
+        """Add an entry that became evictable; its `last_used_at` is current."""
+        self._entries[entry.reservation_id] = entry
+
+    def discard_evictable(self, entry: Entry) -> None:
+        """Remove an entry that was pinned or evicted."""
+        self._entries.pop(entry.reservation_id, None)
+
+    def candidates(self, limit: int) -> Iterator[Entry]:
+        """Up to `limit` entries in the order of eviction, valid until the next change."""
+        return islice(self._entries.values(), limit)
+
+    def loss(self, entry: Entry, now: float) -> float:
+        """Expected cost of evicting `entry`; the unit is arbitrary, and losses add up over entries."""
+        return entry.spec.shape[0] / (1.0 + now - entry.last_used_at)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class EntryJournal:
+    """Empty journal, for memory that ends with the store and cannot be recovered."""
+
+    def note_reserved(self, entry: Entry, writer_slot: int) -> None:
+        pass
+
+    def note_sealed(self, entry: Entry) -> None:
+        pass
+
+    def note_used(self, entry: Entry) -> None:
+        pass
+
+    def note_abandoned(self, entry: Entry) -> None:
+        pass
+
+    def note_freed(self, entry: Entry) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in blocks; the defaults limit nothing."""
+
+    num_reserve_blocks: int = 0
+    """Blocks that only granted preallocations may use, counting free and evictable blocks."""
+
+    high_watermark: int | None = None
+    """Blocks in use above which entries are evicted in the background; None never evicts."""
+
+    low_watermark: int = 0
+    """Blocks in use at which background eviction stops."""
+
+    tenant_quotas: Mapping[str, int] = field(default_factory=dict)
+    """Blocks each tenant may hold, reservations and entries together."""
+
+    default_tenant_quota: int | None = None
+    """Quota of tenants without one of their own; None is unlimited."""
+
+    def quota_of(self, tenant: str) -> int | None:
+        return self.tenant_quotas.get(tenant, self.default_tenant_quota)
 
 
 @dataclass(slots=True)

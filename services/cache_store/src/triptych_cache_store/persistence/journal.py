@@ -6,8 +6,8 @@ Every change is written before its reply is sent. `core.recovery` reads it back.
 import hashlib
 from collections.abc import Iterator
 
-from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry
+from triptych_cache_store.entries.space import EntryJournal
 from triptych_common.region import records
 from triptych_common.region.layout import (
     CLIENT_SLOT_BYTES,
