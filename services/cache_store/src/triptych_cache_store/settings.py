@@ -68,7 +68,6 @@ class StoreSettings(ServiceSettings, MetricsSettings):
         return value
 
     def limits(self, layout: RegionLayout) -> Limits:
-        """Return the limits in blocks of `layout`."""
         block = layout.block_num_bytes
         default_quota = self.tenant_quota_bytes
         return Limits(

@@ -78,7 +78,6 @@ class Encoder(Protocol):
 
     @property
     def item_limits(self) -> Mapping[Modality, int]:
-        """Number of items that a request may have, by served modality."""
         ...
 
     @property

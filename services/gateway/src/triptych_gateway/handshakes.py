@@ -77,12 +77,10 @@ class TlsListener:
 
     @property
     def num_working(self) -> int:
-        """Number of handshakes that have begun and not ended."""
         return len(self._working)
 
     @property
     def num_ready(self) -> int:
-        """Number of connections that wait for their handshake to begin."""
         return self._num_ready
 
     # ---- as uvicorn calls an asyncio server -------------------------------------------------------
@@ -100,7 +98,6 @@ class TlsListener:
             _end(connection)
 
     async def wait_closed(self) -> None:
-        """Wait for the handshakes that `close` has ended."""
         ended = [each.handshake for each in self._working if each.handshake is not None]
         await asyncio.gather(*ended, return_exceptions=True)
 

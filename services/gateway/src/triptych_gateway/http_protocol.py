@@ -39,7 +39,6 @@ class _Place(Enum):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Protocol of one connection. `bounded_protocol` makes the class with its bounds."""
 
     max_header_bytes: int
     header_timeout_s: float

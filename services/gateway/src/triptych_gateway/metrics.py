@@ -110,7 +110,6 @@ class VersionMetrics:
 
 
 class GatewayMetrics:
-    """Metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()

@@ -253,7 +253,6 @@ class FileSettings(ItemSettings, BodySettings):
 
     @property
     def max_file_bytes(self) -> int:
-        """Bytes of the largest file: one that requests may use."""
         return min(self.files_max_file_bytes, self.max_item_bytes)
 
     @field_validator("files_max_lifetime_s")

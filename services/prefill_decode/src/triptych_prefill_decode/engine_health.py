@@ -36,7 +36,6 @@ class ServingLoadReader:
         self._beats = count(1)
 
     def read_fields(self) -> dict[str, ServingLoad]:
-        """Load fields of the instance's record."""
         gauges = self._gauges()
         num_requests = self._engine.output_processor.get_num_unfinished_requests()
         num_running = min(num_requests, int(gauges.get(RUNNING, 0)))

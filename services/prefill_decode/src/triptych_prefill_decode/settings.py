@@ -130,5 +130,4 @@ class PrefillDecodeSettings(DecodingSettings):
 
     @property
     def model_name(self) -> str:
-        """Model name that clients use."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

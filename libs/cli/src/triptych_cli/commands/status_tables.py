@@ -84,7 +84,6 @@ def describe_sharing(compute: Compute) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as ranges, such as `0-3,8`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(sorted(numbers)), key=lambda place: place[1] - place[0])

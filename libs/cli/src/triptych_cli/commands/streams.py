@@ -58,7 +58,6 @@ def peek(stream: str, count: int) -> int:
 
 
 def shorten_digest(stream: str) -> str:
-    """Stream name with its digest shortened."""
     return DIGEST.sub(lambda digest: digest[0][:SHOWN_DIGITS], stream)
 
 

@@ -79,7 +79,6 @@ class AsyncBus:
 
     @property
     def client(self) -> Redis:
-        """Client of Redis, for the other modules of this package."""
         return self._client
 
     def on_server_changed(self, callback: OnServerChanged) -> None:

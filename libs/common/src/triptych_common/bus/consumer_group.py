@@ -35,7 +35,6 @@ _HAND_BACK_IDLE_MS = 1_000_000_000
 
 @dataclass(frozen=True)
 class StreamEntry:
-    """One entry of a stream, delivered to this consumer."""
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
@@ -173,7 +172,6 @@ class ConsumerGroup:
         return await self._claim([each for each in pending if each.entry_id not in held][:count], 0)
 
     async def take_over(self, count: int, min_idle_ms: int, held: Collection[bytes]) -> list[StreamEntry]:
-        """Take over entries that their consumer has not renewed for `min_idle_ms`."""
         pending = await self._pending(count + len(held), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in held][:count]
         return await self._claim(wanted, min_idle_ms)

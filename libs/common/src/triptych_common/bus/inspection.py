@@ -13,7 +13,6 @@ from triptych_common.redis_client.commands import find_keys, read_time, run_comm
 
 @dataclass(frozen=True)
 class GroupLag:
-    """Lag of one consumer group on one stream."""
 
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
@@ -30,7 +29,6 @@ class GroupLag:
 
 @dataclass(frozen=True)
 class RawEntry:
-    """One entry as Redis stores it."""
 
     entry_id: str
     fields: Mapping[str, bytes]

@@ -18,7 +18,6 @@ NewEntry = tuple[str, Mapping[bytes, bytes]]
 
 @dataclass(frozen=True)
 class RefusedEntry:
-    """An entry that was not appended."""
 
     entry: NewEntry
     error: BusUnavailableError
@@ -38,7 +37,6 @@ class Publisher:
         self._bounds = bounds
 
     async def append(self, stream: str, fields: Mapping[bytes, bytes]) -> str:
-        """Append one entry and return its id."""
         if stream in await self._find_full([stream]):
             raise self._bounds.error(stream)
         (reply,) = await run_command("publish", lambda: self._send([(stream, fields)]))
@@ -62,7 +60,6 @@ class Publisher:
         return [RefusedEntry(entry, errors[id(entry)]) for entry in entries if id(entry) in errors]
 
     async def length(self, stream: str) -> int:
-        """Return the number of entries in `stream`."""
         length: int = await run_command("stream_length", lambda: send_command(self._client, "XLEN", stream))
         return length
 

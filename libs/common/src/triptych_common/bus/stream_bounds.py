@@ -41,7 +41,6 @@ class StreamBounds:
         return stream in self._full
 
     def saw(self, stream: str, num_entries: int) -> None:
-        """Record that `stream` has `num_entries` entries now."""
         self._num_unseen[stream] = 0
         if num_entries < MAX_STREAM_ENTRIES or not self._is_bounded(stream):
             self._full.discard(stream)

@@ -110,7 +110,6 @@ class ThreadedBus:
         self._wake(lambda: self._start_reader(subscription))
 
     def on_server_changed(self, callback: OnServerChanged) -> None:
-        """Call `callback` on the bus's thread, as `AsyncBus.on_server_changed` describes."""
         self._wake(lambda: self._bus.on_server_changed(callback))
 
     def close(self, flush_s: float = 2.0) -> None:
@@ -210,7 +209,6 @@ class ThreadedBus:
                 pass
 
     async def _send(self, batch: list[_Outgoing]) -> list[_Outgoing]:
-        """Send one batch and return the messages to retry."""
         entries: list[NewEntry] = [(each.stream, _with_remaining(each)) for each in batch]
         try:
             refused = await self._bus.publish_encoded(entries)

@@ -94,7 +94,6 @@ class SharedSizes:
 
 @dataclass(frozen=True, slots=True)
 class NotedPlace:
-    """One place of one entry, to record or remove."""
 
     mm_hash: MmHash
     place: EntryPlace

@@ -58,7 +58,6 @@ class BeatPace:
 
 
 class Registration:
-    """Record of this instance while it is registered."""
 
     def __init__(
         self,
@@ -270,7 +269,6 @@ class Registry:
                 continue
 
     async def _living(self) -> list[tuple[str, bytes]]:
-        """Return names and records, as Redis has them."""
         client = self._bus.client
         reply: list[bytes] = await run_command(
             "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)

@@ -102,7 +102,6 @@ READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
 class ClaimResult(StrEnum):
-    """Outcome of claiming a flight."""
 
     OWNER = "owner"  # publish the job
     JOINED = "joined"  # another gateway does, or did
@@ -154,7 +153,6 @@ class JobOffer:
     max_oldest_s: float | None = None  # not published where each store's backlog, if read, is older
 
     def entry_fields(self) -> list[bytes]:
-        """Return the entry of the job, flat."""
         fields = codec.encode(
             self.job,
             traceparent=self.traceparent,
@@ -262,7 +260,6 @@ class SingleFlight:
     async def read_backlogs(
         self, namespace_digest: str, stores: Sequence[str] = (DEFAULT_STORE,)
     ) -> Backlogs:
-        """Return the backlog of the namespace's jobs at each store."""
         keys = self._streams(namespace_digest, stores)
         reply = await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP))
         return _backlogs(stores, reply)

@@ -137,7 +137,6 @@ _BY_CODE: dict[str, type[StoreError]] = {
 
 
 def store_error(failure: StoreFailure) -> StoreError:
-    """Return the exception for the store's answer `failure`."""
     return _BY_CODE[failure.code](failure.code, failure.detail)
 
 

@@ -60,7 +60,6 @@ _REPLY: TypeAdapter[StoreReply] = TypeAdapter(StoreReply)
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message as it was received."""
 
     message: Message
     traceparent: str | None = None

@@ -27,7 +27,6 @@ class ItemUrl:
 
 
 def item_url(mm_hash: MmHash) -> str:
-    """Return the URL of an item that an encoder makes."""
     return f"{SCHEME}{mm_hash}"
 
 

@@ -43,7 +43,6 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(action: str, error: BaseException) -> BusUnavailableError:
-    """Return `error` as one for callers that do not know Redis."""
     if (reason := refusal(error)) is not None:
         return BusRefusedError(f"{action}: {reason}")
     if is_out_of_memory(error):

@@ -34,7 +34,6 @@ class Right:
 
     @property
     def call(self) -> list[str]:
-        """Return the call that tests the right."""
         return [*self.command.upper().split("|"), *self.sample.split()]
 
 
@@ -101,7 +100,6 @@ RIGHTS: tuple[Right, ...] = (
 
 
 def keys_pattern(deployment: str) -> str:
-    """Return the ACL rule for all keys of one deployment."""
     return f"~{everything(StreamNames(deployment))}"
 
 

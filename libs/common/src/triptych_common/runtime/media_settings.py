@@ -95,7 +95,6 @@ class DecodingSettings(MediaSettings):
 
     @property
     def video_bounds(self) -> VideoBounds:
-        """Bounds of decoding one video."""
         return VideoBounds(
             max_s=self.max_video_s,
             max_frame_pixels=self.max_image_pixels,
@@ -105,7 +104,6 @@ class DecodingSettings(MediaSettings):
 
     @property
     def decoding_bounds(self) -> DecodingBounds:
-        """Return the bounds of decoding in child processes."""
         return DecodingBounds(
             video_codecs=self.video_codecs,
             audio_codecs=self.audio_codecs,

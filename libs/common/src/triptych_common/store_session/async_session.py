@@ -107,7 +107,6 @@ class AsyncStoreSession:
 
     @property
     def is_connected(self) -> bool:
-        """True while the session has a live connection to the store."""
         return self._transport is not None and not self._transport.is_closing()
 
     def submit(self, command: StoreCommand) -> "asyncio.Future[StoreReply]":
@@ -193,7 +192,6 @@ class AsyncStoreSession:
                 request.pending.set_exception(error)
 
     async def _reconnect(self, cause: Exception) -> None:
-        """Bridge the break by reconnecting, or end the session."""
         deadline, retry_s, error = self._loop.time() + self._options.reconnect_timeout_s, FIRST_RETRY_S, cause
         while self._loop.time() < deadline:
             try:

@@ -15,7 +15,6 @@ GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
 def is_installed(protocol: OtlpProtocol) -> bool:
-    """Return whether the package for `protocol` is installed."""
     try:
         return protocol != "grpc" or find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
     except ModuleNotFoundError:

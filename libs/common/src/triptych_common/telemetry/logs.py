@@ -46,7 +46,6 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """Return the logger called `name` (pass `__name__`)."""
     return Logger(logging.getLogger(name))
 
 
@@ -86,7 +85,6 @@ class _TriptychHandler(logging.StreamHandler[TextIO]):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of log lines as one JSON object each."""
 
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()

@@ -13,7 +13,6 @@ from prometheus_client.utils import floatToGoString
 
 
 class PlainSeries:
-    """Series of one combination of label values."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -28,7 +27,6 @@ class PlainSeries:
 
 
 class PlainHistogram(Collector):
-    """Histogram series by the values of their labels."""
 
     def __init__(
         self,

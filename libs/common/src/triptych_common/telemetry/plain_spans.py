@@ -164,7 +164,6 @@ class PlainSpan(trace.Span):
             self._end_request(tracer, self.held)
 
     def _end_request(self, tracer: PlainTracer, held: "HeldSpans[PlainSpan]") -> None:
-        """Export the held spans and this one, if the request is to be kept."""
         spans, rule = held.take(), tracer.tail_sampling
         is_error = self._status.status_code is trace.StatusCode.ERROR
         duration_ns = self._end_ns - self._start_ns
@@ -176,7 +175,6 @@ class PlainSpan(trace.Span):
             tracer.on_end(span.as_ended(tracer))
 
     def as_ended(self, tracer: PlainTracer) -> ReadableSpan:
-        """Return the ended span as processors take it."""
         context = self._context
         if not context.trace_flags.sampled:  # it is now; processors pass over others
             context = trace.SpanContext(

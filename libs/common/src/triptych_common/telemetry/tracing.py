@@ -108,7 +108,6 @@ class _Provider(TracerProvider):
 
 
 class _InstanceOnEverySpan(SpanProcessor):
-    """Processor that sets `triptych.instance` on the spans of others too."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -175,7 +174,6 @@ class TracingSettings(Protocol):
 def setup_service_tracing(
     service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
 ) -> TracerProvider:
-    """Call `setup_tracing` with a service's settings."""
     return setup_tracing(
         service_name,
         settings.instance,

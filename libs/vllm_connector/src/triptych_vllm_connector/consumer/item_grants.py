@@ -102,7 +102,6 @@ class ItemGrants:
         self._grant_pending()
 
     def give_back_place(self, admission: Admission, item_index: int) -> None:
-        """Give back a place that the request is done with."""
         self._drop_places(admission, {item_index})
         self._grant_pending()
 

@@ -37,7 +37,6 @@ _STATUS = Path("/proc/self/status")
 
 
 class Memory:
-    """Private memory of this process."""
 
     def __init__(self, num_bytes: int) -> None:
         """Limit it to `num_bytes` beyond what the process has now."""
@@ -92,7 +91,6 @@ class Output:
 
 
 class OpenedItem:
-    """One item's bytes, and the decoder that has them open."""
 
     def __init__(self, media: int, output: Output) -> None:
         self._output = output

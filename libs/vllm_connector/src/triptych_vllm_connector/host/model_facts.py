@@ -46,7 +46,6 @@ def item_limits(processor: Any) -> dict[Modality, int]:
 
 
 def placeholder_text(processor: Any, modality: str) -> str:
-    """Text of a prompt with one item of the modality."""
     text: str = processor.dummy_inputs.get_dummy_text({modality: 1})
     return text
 

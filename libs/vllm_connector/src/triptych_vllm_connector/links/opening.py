@@ -89,7 +89,6 @@ class Alarm:
 
 
 class Closer(Protocol):
-    """A link that is closed at the end."""
 
     def close(self) -> None: ...
 

@@ -175,7 +175,6 @@ class PlainECConnector(ECConnectorBase):
             self._worker.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self._worker is not None and self.is_producer:
             self._worker.on_step_end()

@@ -97,7 +97,6 @@ class RecordedItems(ItemCache):
     """Cache of a renderer that processes one request at a time, holding that request's items."""
 
     def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
-        """`max_num_tokens`: limit of a prompt, in tokens."""
         self._check = check
         self._vocab_size = vocab_size
         self._max_num_tokens = max_num_tokens

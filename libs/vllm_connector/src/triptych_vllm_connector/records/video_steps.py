@@ -96,7 +96,6 @@ def steps_of_pieces(num_steps: int, rows_of_step: int, piece_rows: int) -> list[
 
 
 def _form(item: MultiModalKwargsItem) -> tuple[int, int]:
-    """Number of steps, and of patches in each."""
     grids = [element.data for name, element in item.items() if name.endswith(GRID_SUFFIX)]
     if len(grids) != 1 or not isinstance(grids[0], torch.Tensor) or grids[0].numel() != GRID_VALUES:
         raise NotInStepsError("no grid of its own")

@@ -112,7 +112,6 @@ class KvRefusals:
         self._failures: dict[str, KvFailure] = {}  # of living requests
 
     def __len__(self) -> int:
-        """Number of living requests that are to end."""
         return len(self._failures)
 
     def on_added(

@@ -85,7 +85,6 @@ class PrefillBudget:
         self._last_output_at = 0.0
 
     def add_request(self, request: Request) -> None:
-        """Add a new request to its flow."""
         params = request.ec_transfer_params  # vLLM takes anything
         flow = params.get("flow") if isinstance(params, dict) else UNNAMED
         self._turns.add_request(

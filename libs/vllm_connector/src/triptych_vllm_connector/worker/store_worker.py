@@ -23,7 +23,6 @@ TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
 
 
 class StoreWorker:
-    """Store session and transports of one worker."""
 
     def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config

@@ -179,7 +179,6 @@ class WorkerTransports:
         raise StoreUnavailableError(f"memory {memory} cannot be read from here")
 
     def _make_gpu(self) -> GpuTransports:
-        """Transports on the GPU that vLLM has chosen for this worker."""
         index = torch.cuda.current_device()
         try:
             driver = load_driver(index)

@@ -103,7 +103,6 @@ class DeviceClock:
 
 
 def clock_of(device_type: str) -> EncodeClock:
-    """Clock for a worker on this device type."""
     return HostClock() if device_type == "cpu" else DeviceClock(_record_on_gpu)
 
 

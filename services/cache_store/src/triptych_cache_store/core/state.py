@@ -115,7 +115,6 @@ class Counters:
     num_pinned: Counter[HandedOver] = field(default_factory=Counter)
 
     def note_pin(self, entry: Entry, consumer: str) -> None:
-        """Count a pin of `entry` by the instance `consumer`."""
         pair = HandedOver(entry.producer, consumer, transport_of(entry.memory).value)
         if pair not in self.num_pinned and len(self.num_pinned) >= MAX_PAIRS:
             pair = HandedOver("other", "other", pair.transport)
@@ -138,7 +137,6 @@ class VerifyQueue:
     requests: deque[VerifyRequest] = field(default_factory=deque)
 
     def queue_checksum(self, entry: Entry) -> None:
-        """Queue `entry` for its checksum."""
         if self.takes_checksums:
             self.sealed.append(entry)
 

@@ -32,7 +32,6 @@ class EvictionPolicy:
         self._entries[entry.reservation_id] = entry
 
     def discard_evictable(self, entry: Entry) -> None:
-        """Remove an entry that was pinned or evicted."""
         self._entries.pop(entry.reservation_id, None)
 
     def candidates(self, limit: int) -> Iterator[Entry]:
@@ -91,7 +90,6 @@ class Limits:
 
 @dataclass(slots=True)
 class EvictableMap:
-    """Evictable entries by their start and end."""
 
     by_start: dict[int, Entry] = field(default_factory=dict)
     by_end: dict[int, Entry] = field(default_factory=dict)

@@ -98,7 +98,6 @@ class RegionJournal(EntryJournal):
         records.clear(self._buffer, self._entry_offset(entry))
 
     def note_checksum(self, entry: Entry, checksum: int) -> None:
-        """Record the checksum of the entry's bytes."""
         records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
 
     def checksum_of(self, entry: Entry) -> int | None:

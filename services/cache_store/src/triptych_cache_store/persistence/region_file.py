@@ -109,7 +109,6 @@ def try_populate(memory: mmap.mmap, offset: int, num_bytes: int) -> bool:
 
 
 def num_large_page_bytes(memory: mmap.mmap) -> int:
-    """Return the bytes of `memory` that this process has mapped by large pages."""
     smaps = SMAPS.read_text()
     starts = list(_MAPPING.finditer(smaps))
     for start, following in zip(starts, [*starts[1:], None], strict=True):

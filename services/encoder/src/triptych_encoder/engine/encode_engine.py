@@ -190,7 +190,6 @@ class EncodeEngine:
 
     @property
     def item_limits(self) -> dict[Modality, int]:
-        """Number of items that a request may have, by modality."""
         limits = item_limits(self._llm.renderer.get_mm_processor())
         return {each: limits[each] for each in self._preprocessor.modalities}
 

@@ -28,7 +28,6 @@ class ItemPart:
 
 
 def parts_of(job: EncodeJob, prepared: PreparedItem, dtype: str) -> list[ItemPart]:
-    """Parts of the item, in the order of its rows."""
     if not prepared.pieces:
         return [ItemPart(job.mm_hash, job.job_id, prepared, tensor_spec(prepared, dtype))]
     hashes = piece_hashes(job.mm_hash, prepared.record.pieces)
@@ -68,7 +67,6 @@ def item_metadata(
 
 
 def write_order(part: ItemPart, traceparent: str | None, reservation: Reserved) -> WriteOrder:
-    """Order for the worker to write a part into its reservation."""
     num_embeds, width = part.spec.shape
     return WriteOrder(
         mm_hash=part.mm_hash,

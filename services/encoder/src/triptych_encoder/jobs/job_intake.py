@@ -41,7 +41,6 @@ class EncoderPeers:
     """Encoders as of `REFRESH_INTERVAL_S` ago at most, while Redis answers; draining ones are left out."""
 
     def __init__(self, namespace_digest: str, store: str, registry: Registry) -> None:
-        """`store` is the store that this encoder writes to."""
         self.namespace_digest = namespace_digest
         self.store = store
         self._registry = registry
@@ -55,7 +54,6 @@ class EncoderPeers:
         return self._near
 
     async def find_others(self) -> Mapping[str, Mapping[str, int]]:
-        """Slots of the encoders at each other store."""
         await self._refresh()
         return self._others
 

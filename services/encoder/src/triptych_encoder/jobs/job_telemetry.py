@@ -21,10 +21,8 @@ REFUSED = "refused"  # no job of this encoder's at all: it is of another namespa
 
 
 class JobTelemetry:
-    """Telemetry of one encoder's jobs."""
 
     def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed, own_stream: str) -> None:
-        """`own_stream` has the jobs for encoders of this encoder's store."""
         self._instance = instance
         self._own_stream = own_stream
         self._metrics = metrics
@@ -32,7 +30,6 @@ class JobTelemetry:
 
     # ---- a job's beginning and end ---------------------------------------------------------------
     def on_taken(self, delivery: Delivery, job: EncodeJob) -> None:
-        """Record a job taken from the stream."""
         envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
         self._metrics.queue_s.labels(job.modality.value).observe(envelope.queued_s)
         if delivery.stream != self._own_stream:
@@ -51,15 +48,12 @@ class JobTelemetry:
         )
 
     def on_end(self, job: EncodeJob, state: JobState) -> None:
-        """Count a job that ended here, by its state."""
         self._count_end(job, state.value.replace(" ", "_"))
 
     def on_refused(self, job: EncodeJob) -> None:
-        """Count a job that is not for this encoder."""
         self._count_end(job, REFUSED)
 
     def on_failed(self, job: EncodeJob, kind: FailureKind) -> None:
-        """Count a failed job by the kind of its failure."""
         self._metrics.failures.labels(job.modality.value, kind.value).inc()
 
     def _count_end(self, job: EncodeJob, outcome: str) -> None:

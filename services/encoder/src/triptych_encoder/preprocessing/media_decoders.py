@@ -137,7 +137,6 @@ class AudioDecoder:
 
 @dataclass(frozen=True, slots=True)
 class VideoDecoder:
-    """Decodes videos for one model."""
 
     bounds: VideoBounds
     processes: DecodeProcesses

@@ -104,7 +104,6 @@ class StoreClient:
     """One store session of the encoder's host, for one event loop."""
 
     def __init__(self, instance: str, session: AsyncStoreSession, lost: asyncio.Event) -> None:
-        """`lost` is set when the session is over for good."""
         self._writer = worker_session_name(instance)
         self._session = session
         self._pins: dict[str, asyncio.Future[int]] = {}  # by mm_hash: the id of our pin, once it is sealed

@@ -42,7 +42,6 @@ MAX_UNREAD_FRAMES = 2 * MAX_LIVE_OFFERS  # answers that the peer does not read
 
 @dataclass(frozen=True)
 class ReceiverParts:
-    """Parts of an agent that all its peers share."""
 
     own: Identity
     credentials: Credentials
@@ -69,7 +68,6 @@ class EntryInbox(ConnectionSide):
         loop: asyncio.AbstractEventLoop,
         transport_of: Callable[[FabricTransport], Transport],
     ) -> None:
-        """`admit` is the handshake."""
         super().__init__(loop)
         self.allowed = FROM_SENDER
         self._admit = admit

@@ -130,7 +130,6 @@ class OfferRefusedError(Exception):
 
 
 class OfferChannel(Protocol):
-    """Channel on which a reception answers its offer's sender."""
 
     def accept(self, number: int, sink: Sink) -> None: ...
 

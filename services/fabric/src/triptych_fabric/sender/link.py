@@ -74,7 +74,6 @@ class EntryOutbox(ConnectionSide):
         loop: asyncio.AbstractEventLoop,
         transport: Transport,
     ) -> None:
-        """`greet` is the handshake."""
         super().__init__(loop)
         self.chunks = ChunkQueue(rate, partial(self._tell, events.on_began))
         self._end = transport.sender_end(self)

@@ -60,7 +60,6 @@ class TransportChoice:
         return sum(self._avoided_since(agent, each, now) < 0 for each in self._common(agent))
 
     def on_failed(self, incarnation: Incarnation, transport: FabricTransport, now: float) -> None:
-        """Record that a link by `transport` to this incarnation failed."""
         recent = {key: at for key, at in self._failed_at.items() if now - at < AVOID_S}
         self._failed_at = recent | {(incarnation, transport): now}
 

@@ -66,7 +66,6 @@ class RateLimit:
         return 0.0 if self._bytes_per_s is None else max(0.0, self._free_at - now - BURST_S)
 
     def take(self, num_bytes: int, now: float) -> None:
-        """Count `num_bytes` as sent at `now`."""
         if self._bytes_per_s is not None:
             with self._lock:
                 self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s

@@ -33,7 +33,6 @@ class ConnectionSide:
         self._loop = loop
 
     def _tell(self, event: Callable[..., object], *arguments: object) -> None:
-        """Call `event` in the event loop."""
         self._loop.call_soon_threadsafe(event, *arguments)
 
     def begin(self, channel: FabricChannel) -> None:

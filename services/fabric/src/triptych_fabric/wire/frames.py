@@ -128,7 +128,6 @@ def frame_header(kind: FrameKind, number: int, body_num_bytes: int) -> bytes:
 
 
 def short_frame(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
-    """Complete frame with header and body."""
     return frame_header(kind, number, len(body)) + body
 
 

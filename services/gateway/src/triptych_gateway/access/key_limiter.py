@@ -96,7 +96,6 @@ class RequestCharge:
 
 @dataclass(slots=True)
 class _Settlement:
-    """Ended requests of one key, to settle."""
 
     corrections: dict[str, RateCharge] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)

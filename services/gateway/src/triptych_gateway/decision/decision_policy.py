@@ -92,7 +92,6 @@ class EncodeDecision:
 
 
 def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
-    """Return why the instance is quicker."""
     if facts.is_covered:
         return DecisionReason.PREFIX_COVERED
     near_cost_s = prediction.remote_cost_s - prediction.transfer_s
@@ -179,7 +178,6 @@ OverrideSetting = Literal["none", "operators", "all"]
 
 
 class EncodeOverride:
-    """Operator's setting of the override."""
 
     def __init__(self, allowed: OverrideSetting) -> None:
         """Store the setting; `operators` allows API keys with `operator = true`."""

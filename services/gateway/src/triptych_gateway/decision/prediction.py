@@ -213,5 +213,4 @@ class CostEstimate:
 
 
 def text_tokens(num_bytes: int) -> float:
-    """Return the approximate number of tokens in a request of `num_bytes`."""
     return num_bytes / BYTES_PER_TOKEN

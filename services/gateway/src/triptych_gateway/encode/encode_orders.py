@@ -135,7 +135,6 @@ class EncodeOrders:
         return any(item.in_flight and item_wait.needs(item.mm_hash) for item in self.items_of(item_wait))
 
     def num_waiting(self, namespace_digest: str) -> int:
-        """Return the number of the namespace's requests that wait for an item to be encoded."""
         waits = (each for each in self._item_waits.values() if each.namespace_digest == namespace_digest)
         return sum(self.lacks_job(each) or self.awaits_job(each) for each in waits)
 
@@ -199,7 +198,6 @@ class EncodeOrders:
             item_wait.on_event(ItemJoined(mm_hash))
 
     def items_of(self, item_wait: ItemWait) -> list[Item]:
-        """Return the items in the order of the prompt."""
         return [item for each in item_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[ItemWait]:

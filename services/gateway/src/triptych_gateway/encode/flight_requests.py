@@ -53,7 +53,6 @@ def _attempts_after(settings: EncodeSettings, kind: FailureKind | None) -> int:
 
 
 def requesters_of(mm_hash: MmHash, item_waits: Sequence[ItemWait], gateway: str) -> tuple[Requester, ...]:
-    """Return every place of the item in the requests of `item_waits`."""
     return tuple(
         Requester(
             request_id=item_wait.request_id,
@@ -183,7 +182,6 @@ class FlightRequests:
         return iter(self._sent)
 
     def covers(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
-        """Return whether all of `keys` were sent."""
         sent = self._sent.get(mm_hash)
         return sent is not None and keys <= sent.keys
 

@@ -267,12 +267,10 @@ class ItemQueue:
 
     # ---- room ------------------------------------------------------------------------------------
     def end_job(self, mm_hash: MmHash) -> None:
-        """Record the end of the item's job."""
         if self.window.end_job(mm_hash, is_followed=self._held_back.is_set()):
             self._changed.set()
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """Record the number of jobs on the namespace's streams, of all gateways."""
         self.window.note_stream(namespace_digest, num_jobs)
         self._changed.set()
 

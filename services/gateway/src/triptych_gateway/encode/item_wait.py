@@ -30,14 +30,12 @@ RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
 
 class ItemKnown(NamedTuple):
-    """The sizes of an item were known before."""
 
     mm_hash: MmHash
     source: ItemSource
 
 
 class ItemOrdered(NamedTuple):
-    """A job is ordered for the item."""
 
     mm_hash: MmHash
 
@@ -56,20 +54,17 @@ class ItemPlaced(NamedTuple):
 
 
 class ItemSized(NamedTuple):
-    """The item's sizes are known."""
 
     mm_hash: MmHash
     sizes: ItemSizes
 
 
 class ItemSealed(NamedTuple):
-    """The item's tensor is in a store."""
 
     mm_hash: MmHash
 
 
 class ItemFailed(NamedTuple):
-    """No encoder makes the item."""
 
     mm_hash: MmHash
     failure: ItemFailure
@@ -172,7 +167,6 @@ class ItemWait:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """Modalities of the items."""
         return frozenset(item.part.modality for item in self.items)
 
     @property
@@ -284,7 +278,6 @@ class ItemWait:
             self.raise_failure()  # else settled in the same moment: go on waiting
 
     def raise_failure(self) -> None:
-        """Raise the failure, if there is one."""
         if self._error is not None:
             raise self._error
 

@@ -35,7 +35,6 @@ class MediaSlot:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes, the same for all holders."""
         return next(
             (each.num_bytes if isinstance(each, KnownFile) else len(each) for each in self.contents.values()),
             0,

@@ -117,7 +117,6 @@ Series = tuple[str, str]  # model, role
 
 
 class WaitingWork:
-    """Setter of the gauges of waiting work, for one gateway."""
 
     def __init__(
         self, orders: EncodeOrders, view: RegistryView, router: Router, metrics: GatewayMetrics

@@ -102,7 +102,6 @@ class SizesCache:
         ]
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """Keep sizes for other gateways, and for this one after a restart."""
         try:
             is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
         except BusUnavailableError as error:

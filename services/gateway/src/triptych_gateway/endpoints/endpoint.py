@@ -45,7 +45,6 @@ class ChatForm(StrEnum):
 
 
 class BodyForm(StrEnum):
-    """Encodings of a request's body."""
 
     NONE = "none"
     JSON = "json"
@@ -112,5 +111,4 @@ class Endpoint:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the path's parameters."""
         return re.findall(r"{(\w+)}", self.shown_path)

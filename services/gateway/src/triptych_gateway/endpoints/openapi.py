@@ -25,7 +25,6 @@ _REF = "#/components/schemas/{model}"
 
 
 def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """Return the document for this version of the gateway."""
     schemas: dict[str, Any] = {}
     errors = {
         ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),

@@ -197,5 +197,4 @@ def serves_callers(path: str) -> bool:
 
 
 def chat_form_of(path: str) -> ChatForm:
-    """Return the form of errors for a request for `path`."""
     return ChatForm.MESSAGES if path in _MESSAGES_PATHS else ChatForm.COMPLETIONS

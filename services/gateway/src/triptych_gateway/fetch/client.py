@@ -205,7 +205,6 @@ def _has_authorities() -> bool:
 
 
 def failure_of(error: BaseException) -> FetchError:
-    """Return the caller's error for a transport's error."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, AddressRefusedError):
         return address_refused()

@@ -79,7 +79,6 @@ class Downloaded:
 
 
 class DownloadProgress(Protocol):
-    """Receiver of a download's progress."""
 
     is_queued: bool  # it waits for a slot
 

@@ -18,7 +18,6 @@ _ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Freshness of one answer, at its arrival."""
 
     may_keep: bool
     fresh_s: float = 0.0  # seconds for which it may be used without a request
@@ -146,7 +145,6 @@ class ResponseCache:
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: CacheKey) -> None:
-        """Drop the answer of `key`, if there is one."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.num_bytes -= entry.num_bytes + len(key.url)

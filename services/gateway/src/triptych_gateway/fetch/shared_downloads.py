@@ -39,7 +39,6 @@ MAX_RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retry policy of one gateway."""
 
     max_attempts: int
 
@@ -61,7 +60,6 @@ class RetryPolicy:
 
 
 class SharedDownload:
-    """One download and the requests that wait for it."""
 
     def __init__(self) -> None:
         self.is_queued = False  # no slot yet
@@ -81,7 +79,6 @@ class SharedDownload:
                 future.set_exception(error)
 
     async def wait(self, on_growth: OnGrowth) -> Downloaded:
-        """Wait for the bytes of the download."""
         on_growth(self.num_bytes)
         future: asyncio.Future[Downloaded] = asyncio.get_running_loop().create_future()
         self._waiting[future] = on_growth
@@ -119,7 +116,6 @@ class SharedDownload:
 
 
 class SharedDownloads:
-    """Downloads of one gateway, which run while its block does."""
 
     def __init__(self, downloader: Downloader, settings: FetchSettings, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
@@ -130,7 +126,6 @@ class SharedDownloads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Return the number of running downloads."""
         return len(self._tasks)
 
     async def __aenter__(self) -> Self:

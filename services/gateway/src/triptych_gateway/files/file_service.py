@@ -104,7 +104,6 @@ class FileService:
     metrics: GatewayMetrics
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the background tasks, none of which returns."""
         return [self.expiry.run(self.measure), *([] if self.ahead is None else [self.ahead.run()])]
 
     async def upload(self, caller: Caller, scope: Scope, receive: Receive, guard: Guard) -> dict[str, Any]:
@@ -198,7 +197,6 @@ class FileService:
                 self.ahead.forget_file(file_id)
 
     async def measure(self) -> None:
-        """Measure the directory for the metrics."""
         try:
             use = await self._run(self.store.use, self.disk_threads)
         except RequestError:

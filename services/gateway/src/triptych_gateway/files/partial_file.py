@@ -69,7 +69,6 @@ class PartialFile:
                 left = left[os.write(fd, left) :]
 
     def read(self) -> bytes:
-        """Return all bytes that were written."""
         with self._lock:
             return read_all(self._open_fd(), self.num_bytes)
 

@@ -45,7 +45,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWait:
-    """Wait of one request, from now on."""
 
     view: RegistryView
     orders: EncodeOrders

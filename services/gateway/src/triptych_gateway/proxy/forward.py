@@ -54,7 +54,6 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """Forwarder of one gateway's requests."""
 
     instances: Instances
     stages: Stages

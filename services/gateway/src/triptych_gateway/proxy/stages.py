@@ -174,7 +174,6 @@ class StageFailedError(TriptychError):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stages of one gateway's requests."""
 
     http: ClientSession
     router: Router

@@ -124,7 +124,6 @@ class ChatRequest:
 
     @property
     def num_media_bytes(self) -> int:
-        """Bytes of the media in the body."""
         return sum(part.num_sent_bytes for part in self.media)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
@@ -298,7 +297,6 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
-    """Validate the fields that the gateway reads."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

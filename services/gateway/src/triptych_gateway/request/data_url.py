@@ -37,7 +37,6 @@ class Base64Decoder:
 
     @property
     def digest(self) -> str:
-        """Digest of the decoded bytes."""
         return self._hasher.hexdigest()
 
     def feed(self, data: bytes) -> bool:

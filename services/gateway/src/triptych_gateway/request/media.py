@@ -50,7 +50,6 @@ class TakenItem:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the media."""
         return self.content.num_bytes if isinstance(self.content, KnownFile) else len(self.content)
 
     @property
@@ -113,7 +112,6 @@ class ItemNaming:
 
 @dataclass(frozen=True, slots=True)
 class MediaIntake:
-    """Media intake of one gateway."""
 
     limits: MediaLimits
     threads: Executor
@@ -199,7 +197,6 @@ class MediaIntake:
         namespace_digest: str,
         fetches: Mapping[int, asyncio.Task[bytes]],
     ) -> tuple[TakenItem, ...]:
-        """Take the items one after the other, each as soon as it has arrived."""
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []
         contents: dict[MmHash, bytes | KnownFile] = {}

@@ -47,13 +47,11 @@ class TextRequest:
     num_media_bytes: int = 0
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """Check texts as `ChatRequest.check_placeholders` does."""
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked and self.is_computed:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> Self:
-        """Return a copy for a tenant, as `ChatRequest.of_tenant` does."""
         if not salt or not self.is_computed:
             return self
         return replace(self, body={**self.body, "cache_salt": salt})
@@ -172,7 +170,6 @@ def _check_object(value: dict[str, Any], path: str) -> None:
 def _check_numbers(
     fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestSettings
 ) -> None:
-    """Check the number of engine requests that the request becomes."""
     numbers = [(name, _num_inputs(fields.get(name))) for name in endpoint.inputs]
     if endpoint.kind is EndpointKind.POOL:
         for name, number in numbers:

@@ -217,7 +217,6 @@ class ResponseParts:
 
 
 class _FoundExchange(Exchange[Request]):
-    """Exchange that may begin from a stored response."""
 
     def __init__(
         self,
@@ -235,7 +234,6 @@ class _FoundExchange(Exchange[Request]):
 
 
 class ResponseExchange(_FoundExchange[ResponseRequest]):
-    """Exchange that makes a response, perhaps from an earlier one."""
 
     async def _read(self, booking: Booking, guard: Guard) -> ResponseRequest:
         responses = self._responses

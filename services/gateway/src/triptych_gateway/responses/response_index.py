@@ -46,7 +46,6 @@ class ResponseImage(BaseModel):
 
 
 class ResponseRecord(BaseModel):
-    """Record of one stored response."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
 
@@ -79,7 +78,6 @@ class FoundResponse:
 
 
 class ResponseIndex:
-    """Index of one gateway's callers."""
 
     def __init__(self, stored: StoredResponses, view: RegistryView) -> None:
         self._stored = stored
@@ -140,7 +138,6 @@ class ResponseIndex:
 
 
 def new_response_id() -> str:
-    """Return a new id that cannot be guessed."""
     return f"resp_{uuid4().hex}"
 
 

@@ -27,7 +27,6 @@ class ForwardedApp:
 
 
 def forwarded_apps(services: Services, responses: ResponseParts) -> list[ForwardedApp]:
-    """Return one application for each forwarded endpoint."""
     return [ForwardedApp(endpoint, _exchange_of(endpoint, services, responses)) for endpoint in FORWARDED]
 
 

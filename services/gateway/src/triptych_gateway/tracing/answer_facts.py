@@ -69,7 +69,6 @@ class AnswerFacts:
         self._take_reasons(self._head)
 
     def attributes(self) -> Facts:
-        """Return the attributes at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
             self._head = _held(event)
         for events in self._last:

@@ -172,7 +172,6 @@ class Listener:
             self._has_changes.set()
 
     def forget(self, request: RecentRequest) -> None:
-        """Forget a request that has left the ring."""
         self._changed.pop(request.request_id, None)
 
     def take_changes(self) -> list[RecentRequest]:
@@ -183,7 +182,6 @@ class Listener:
         return taken
 
     async def wait_changes(self, limit_s: float) -> None:
-        """Wait for changes, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._has_changes.wait()

@@ -29,7 +29,6 @@ Places = Mapping[MmHash, Sequence[EntryPlace]]
 
 @dataclass(frozen=True, slots=True)
 class TransferSource:
-    """Store that has all of an item, or will have."""
 
     store: str
     num_bytes: int

@@ -314,7 +314,6 @@ class TransferOrders:
                     self._on_place(transfer, place)
 
     def _on_place(self, transfer: Transfer, place: ItemPlace) -> None:
-        """Record that an encoder makes the item at a place, or has it."""
         self.table.made_again(transfer, place.store)
         if transfer.state is TransferState.ORDERED and transfer.due_at == NEVER:
             if transfer.source != place.store:  # its encoder was lost, and another one makes it

@@ -39,7 +39,6 @@ ALLOWED: dict[TransferState, frozenset[TransferState]] = {
 
 
 class OrderReason(StrEnum):
-    """Reasons for the order of a push."""
 
     NEW = "new"  # an encoder makes it, or has just found it
     DIRECTORY = "directory"  # it was encoded before, for another store
@@ -109,7 +108,6 @@ class ItemTransfers:
         return self._transfers.get((mm_hash, target))
 
     def of_item(self, mm_hash: MmHash) -> list[Transfer]:
-        """Return the item's transfers to all targets."""
         return list(self._by_item.get(mm_hash, {}).values())
 
     def ordered(self, transfer_id: str) -> Transfer | None:

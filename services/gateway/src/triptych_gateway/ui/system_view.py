@@ -23,7 +23,6 @@ TIMEOUT_S = 0.5
 
 
 class StoreReader:
-    """Reader of the store's use, for one event loop."""
 
     def __init__(self, socket_path: Path, client_name: str) -> None:
         self._socket_path = socket_path
@@ -72,7 +71,6 @@ DIGEST_CHARS = 12  # of a namespace's, which are shown
 
 
 class SystemView:
-    """View of the system, for one event loop."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ class CoreRange:
     most: int
 
     def add(self, num_cores: int) -> None:
-        """Extend the range by a layer on `num_cores`."""
         self.fewest, self.most = min(self.fewest, num_cores), max(self.most, num_cores)
 
 

@@ -227,7 +227,6 @@ class CoreShare:
         self._board.publish(Work.IDLE)
 
     def close(self) -> None:
-        """Remove this worker from the board."""
         self._board.close()
 
     def _resize(self, num_threads: int) -> None:

@@ -76,7 +76,6 @@ def _size_of(block: int) -> int:
 
 
 class ServingStage(StrEnum):
-    """Stage of a request that an instance serves."""
 
     WHOLE = "whole"  # prefill and decode
     PREFILL = "prefill"  # its KV cache is kept for an instance that decodes

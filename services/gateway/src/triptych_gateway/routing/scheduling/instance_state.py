@@ -43,7 +43,6 @@ class PrefixMemory:
         return len(self._sizes)
 
     def set_capacity(self, kv_cache_tokens: int | None) -> None:
-        """Set the capacity that the instance announces."""
         self._max_bytes = DEFAULT_BYTES if kv_cache_tokens is None else kv_cache_tokens * BYTES_PER_TOKEN
         self._trim()
 
@@ -120,7 +119,6 @@ class ServingRate:
     _ended_at: float | None = None  # the last request, while the instance was busy
 
     def end_request(self, seconds: float, num_tokens: float, num_in_flight: int, now: float) -> None:
-        """Record the end of a request that took `seconds`, with `num_in_flight` there before it ended."""
         if num_in_flight < MIN_BUSY:
             self._single.add(seconds, num_tokens)
             self._ended_at = None
@@ -130,7 +128,6 @@ class ServingRate:
         self._ended_at = now
 
     def request_s(self, num_requests: float) -> float:
-        """Return the seconds that the instance takes for `num_requests`."""
         mean = self._mean
         return num_requests * (mean.seconds / mean.num_requests if mean.num else FIRST_REQUEST_S)
 
@@ -177,7 +174,6 @@ class _New(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Work that waits at an instance, in seconds of that instance."""
 
     prefill_s: float
     decode_s: float
@@ -211,7 +207,6 @@ class InstanceState:
         self._new: dict[int, _New] = {}  # by the requests in flight, as objects
 
     def observe(self, record: InstanceRecord, now: float) -> None:
-        """Record the registry's record of the instance."""
         if record.boot_id != self._boot_id:
             self._boot_id, self._beat = record.boot_id, 0
             self._announced_at = float("-inf")
@@ -275,7 +270,6 @@ class InstanceState:
         return Waiting(self._rate.prompt_s(share * num_tokens, num_own), self._rate.request_s(num_own))
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
-        """Return the candidate for one choice."""
         load = record.load if self._is_load_known(now) else None
         return Candidate(
             record,
