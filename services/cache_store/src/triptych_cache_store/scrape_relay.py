@@ -48,11 +48,7 @@ class ScrapeRelay:
         self._num_open = 0
 
     async def serve(self, host: str, port: int) -> None:
-        """Listen for scrapes on `host` and `port`.
-
-        Raises:
-            ListenError: it cannot.
-        """
+        """Listen for scrapes on `host` and `port`. Raises ListenError: it cannot."""
         for sock in bind_tcp(host, port):
             self._servers.append(await asyncio.start_server(self._relay, sock=sock, limit=MAX_HEAD_BYTES))
 

@@ -71,11 +71,7 @@ def base_folder() -> Path:
 
 @contextmanager
 def private_layout() -> Iterator[RunLayout]:
-    """Folders for one demo, removed at its end.
-
-    Raises:
-        OSError: they cannot be made.
-    """
+    """Folders for one demo, removed at its end. Raises OSError: they cannot be made."""
     base = base_folder()
     base.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -160,11 +156,7 @@ class DemoFailedError(Exception):
 
 
 def load_samples(folder: Path, count: int) -> list[DemoSample]:
-    """The first `count` samples of three digits or more, then others.
-
-    Raises:
-        LaunchError: there are none.
-    """
+    """The first `count` samples of three digits or more, then others. Raises LaunchError: there are none."""
     try:
         listing = json.loads((folder / "samples.json").read_text())
         samples = [DemoSample(folder / each["file"], each["digits"]) for each in listing]

@@ -22,11 +22,7 @@ SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them
 
 
 async def read_records() -> list[InstanceRecord]:
-    """Records of the living instances, by name.
-
-    Raises:
-        TriptychError: Redis cannot be reached.
-    """
+    """Records of the living instances, by name. Raises TriptychError: Redis cannot be reached."""
     async with message_bus() as bus:
         return await Registry(bus).list_instances()
 

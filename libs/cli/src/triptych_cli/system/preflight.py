@@ -185,11 +185,7 @@ def _tables_of_vllm() -> Mapping[str, frozenset[str]]:
 
 
 def check_redis(url: str, deployment: str) -> None:
-    """Connect to Redis once.
-
-    Raises:
-        LaunchError: Redis cannot be used; the text holds no secret.
-    """
+    """Connect to Redis once. Raises LaunchError: Redis cannot be used; the text holds no secret."""
 
     async def connect() -> None:
         async with (

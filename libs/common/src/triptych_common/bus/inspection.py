@@ -40,11 +40,7 @@ class RawEntry:
 
 
 async def list_lags(bus: AsyncBus) -> list[GroupLag]:
-    """Return every stream of the deployment with its groups, by name.
-
-    Raises:
-        BusUnavailableError
-    """
+    """Return every stream of the deployment with its groups, by name; raises BusUnavailableError."""
 
     async def read() -> list[GroupLag]:
         return await _lags(bus, await _stream_names(bus))

@@ -63,11 +63,7 @@ class SharedSizes:
         self._set = bus.client.register_script(SET_SIZES.text)
 
     async def get(self, mm_hash: str) -> bytes | None:
-        """Return the value kept for `mm_hash`.
-
-        Raises:
-            BusUnavailableError
-        """
+        """Return the value kept for `mm_hash`; raises BusUnavailableError."""
         client, field = self._bus.client, bytes.fromhex(mm_hash)
         value: bytes | None = await run_command(
             "sizes_get", lambda: send_command(client, "HGET", self._names.sizes, field)
@@ -75,11 +71,7 @@ class SharedSizes:
         return value
 
     async def set(self, mm_hash: str, value: bytes) -> bool:
-        """Keep `value`; return False if it is too large.
-
-        Raises:
-            BusUnavailableError
-        """
+        """Keep `value`; return False if it is too large; raises BusUnavailableError."""
         if len(value) > MAX_SIZES_BYTES:
             return False
         keys = [self._names.sizes, self._names.sizes_order]
@@ -110,11 +102,7 @@ class EntryDirectory:
         self._lifetime = Lifetime(ttl_s)
 
     async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
-        """Return the places of the entries that have any, the latest first.
-
-        Raises:
-            BusUnavailableError
-        """
+        """Return the places of the entries that have any, the latest first; raises BusUnavailableError."""
         if not mm_hashes:
             return {}
 

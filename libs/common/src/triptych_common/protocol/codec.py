@@ -206,11 +206,7 @@ class FrameDecoder:
 
 
 def decode_command(body: bytes) -> StoreCommand:
-    """Return the command in a frame's body.
-
-    Raises:
-        MalformedMessageError: not a command.
-    """
+    """Return the command in a frame's body. Raises MalformedMessageError: not a command."""
     try:
         return _COMMAND.validate_json(body, strict=True)
     except ValidationError as error:
@@ -218,11 +214,7 @@ def decode_command(body: bytes) -> StoreCommand:
 
 
 def decode_reply(body: bytes) -> StoreReply:
-    """Return the reply or push in a frame's body.
-
-    Raises:
-        MalformedMessageError: not a reply.
-    """
+    """Return the reply or push in a frame's body. Raises MalformedMessageError: not a reply."""
     try:
         return _REPLY.validate_json(body, strict=True)
     except ValidationError as error:

@@ -130,11 +130,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> "RedisAddress":
-        """Parse `url`.
-
-        Raises:
-            ValueError: it cannot be used; the text names the part, and no secret.
-        """
+        """Parse `url`. Raises ValueError: it cannot be used; the text names the part, and no secret."""
         if not url.startswith(SCHEMES):
             raise ValueError(
                 "must start with redis://, rediss:// or unix://, or be one for sentinels or a cluster"

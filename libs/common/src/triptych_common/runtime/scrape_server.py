@@ -36,11 +36,7 @@ class MetricsSettings(BaseModel):
 
 
 def check_listener(settings: MetricsSettings) -> None:
-    """Check before a slow start that the port is free.
-
-    Raises:
-        ListenError: it cannot.
-    """
+    """Check before a slow start that the port is free. Raises ListenError: it cannot."""
     if settings.metrics_port is not None:
         for sock in _bound(settings.metrics_host, settings.metrics_port):
             sock.close()

@@ -211,11 +211,7 @@ class AsyncPreallocator(Preallocator):
 
 
 def make_preallocator(strategy: str, budget_embeds: int) -> Preallocator:
-    """Preallocator of `strategy`, which is `sync` or `async`.
-
-    Raises:
-        ValueError: another strategy.
-    """
+    """Preallocator of `strategy`, which is `sync` or `async`. Raises ValueError: another strategy."""
     if strategy == "sync":
         return SyncPreallocator(budget_embeds)
     if strategy == "async":

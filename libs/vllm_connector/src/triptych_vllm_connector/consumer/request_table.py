@@ -99,11 +99,7 @@ class RequestTable:
         admission.asked |= item_indexes
 
     def grant_place(self, admission: Admission, item_index: int) -> None:
-        """Record that this place has space.
-
-        Raises:
-            IllegalTransitionError: the request asked for none.
-        """
+        """Record that this place has space. Raises IllegalTransitionError: the request asked for none."""
         if item_index in admission.granted:
             return
         if admission.state not in (AdmissionState.GRANTED, AdmissionState.FAILED):

@@ -29,21 +29,13 @@ class NotInStepsError(Exception):
 
 
 def num_steps(item: MultiModalKwargsItem) -> int:
-    """Number of time steps in the item's grid.
-
-    Raises:
-        NotInStepsError: it cannot be divided.
-    """
+    """Number of time steps in the item's grid. Raises NotInStepsError: it cannot be divided."""
     num, _ = _form(item)
     return num
 
 
 def cut_steps(item: MultiModalKwargsItem, first: int, end: int) -> MultiModalKwargsItem:
-    """Item with only its steps from `first` up to `end`.
-
-    Raises:
-        NotInStepsError: it cannot be divided.
-    """
+    """Item with only its steps from `first` up to `end`. Raises NotInStepsError: it cannot be divided."""
     num, cells_of_step = _form(item)
     return MultiModalKwargsItem(
         {

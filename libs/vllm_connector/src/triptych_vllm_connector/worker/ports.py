@@ -21,11 +21,7 @@ class WorkerConnector(Protocol):
 
 
 def connector_of_worker() -> WorkerConnector:
-    """Connector of the calling worker.
-
-    Raises:
-        TypeError: the engine was started with another one.
-    """
+    """Connector of the calling worker. Raises TypeError: the engine was started with another one."""
     connector = get_ec_transfer()
     if not isinstance(connector, WorkerConnector):
         raise TypeError(f"expected TriptychECConnector, got {type(connector).__name__}")

@@ -316,11 +316,7 @@ class Space:
             self.became_evictable(entry)
 
     def evict(self, entry: Entry) -> None:
-        """Evict an unpinned sealed entry.
-
-        Raises:
-            IllegalTransitionError: it is pinned, or not sealed.
-        """
+        """Evict an unpinned sealed entry. Raises IllegalTransitionError: it is pinned, or not sealed."""
         self.table.mark_freed(entry)
         self._no_longer_evictable(entry)
         self._give_back(entry)

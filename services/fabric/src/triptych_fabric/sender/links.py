@@ -123,11 +123,7 @@ class OutgoingLinks:
         return found
 
     async def connected(self, receiver: str) -> OutgoingLink:
-        """Open link to the agent of `receiver`.
-
-        Raises:
-            PushFailedError: unreachable, or refused.
-        """
+        """Open link to the agent of `receiver`. Raises PushFailedError: unreachable, or refused."""
         link = self._open_link(receiver)
         if link is None:
             return await asyncio.shield(self._start_dialling(receiver))

@@ -157,11 +157,7 @@ def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKi
 
 
 def read_body(cls: type[Body], body: bytes) -> Body:
-    """Message in a JSON body.
-
-    Raises:
-        MalformedMessageError: it is none.
-    """
+    """Message in a JSON body. Raises MalformedMessageError: it is none."""
     try:
         return cls.model_validate_json(body, strict=True)
     except ValidationError as error:

@@ -240,11 +240,7 @@ class FlightRequests:
         return whole
 
     async def read_backlog(self, namespace_digest: str) -> Backlog:
-        """Return the namespace's backlog over all its streams.
-
-        Raises:
-            BusUnavailableError
-        """
+        """Return the namespace's backlog over all its streams; raises BusUnavailableError."""
         stores = self._stores.stores_of(namespace_digest)
         return self._note_backlogs(
             namespace_digest, await self._single_flight.read_backlogs(namespace_digest, stores)

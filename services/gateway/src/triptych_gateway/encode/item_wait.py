@@ -268,11 +268,7 @@ class ItemWait:
         await self._all_sealed.wait()
 
     async def wait_failure(self) -> None:
-        """Raise when an item failed, as a guard.
-
-        Raises:
-            RequestError: the caller's error.
-        """
+        """Raise when an item failed, as a guard. Raises RequestError: the caller's error."""
         while True:
             await self._failed.wait()
             self.raise_failure()  # else settled in the same moment: go on waiting

@@ -282,11 +282,7 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
 
 
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
-    """Parse `raw` as a JSON object.
-
-    Raises:
-        RequestError: 400. The same below.
-    """
+    """Parse `raw` as a JSON object. Raises RequestError: 400. The same below."""
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

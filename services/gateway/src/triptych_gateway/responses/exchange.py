@@ -331,11 +331,7 @@ class StoredExchange(_FoundExchange[TextRequest]):
 
 
 def _stream_query(scope: Scope) -> tuple[bool, str]:
-    """Return whether a stream is requested, and the query for prefill_decode.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Return whether a stream is requested, and the query for prefill_decode. Raises RequestError: 400."""
     asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     try:
         is_stream = _FLAG.validate_python(asked.get("stream", ["false"])[-1])
