@@ -18,12 +18,13 @@ import json
 import math
 import random
 import time
+from typing import Any
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from triptych_cache_store.entries import space as room
-from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
+from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
 from triptych_cache_store.entries.space import EvictionPolicy, Space
 from triptych_cache_store.persistence.journal import RegionJournal
@@ -119,7 +120,7 @@ class Simulation:
 
     def __init__(self, mix: Mix, scheme: str, seed: int) -> None:
         layout = RegionLayout.fit(mix.region_gib * GIB, BLOCK)
-        pool: BlockPool = (
+        pool: Any = (
             BuddyPool(layout.num_blocks) if "buddy" in scheme else BestFitPool(layout.num_blocks)
         )
         journal = RegionJournal(memoryview(bytearray(layout.data_offset)), layout)

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -23,11 +22,10 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from triptych_common import release
-from triptych_common.telemetry.exporters import OtlpProtocol, span_exporter
+from triptych_common.telemetry.exporters import TracingSettings, span_exporter
 from triptych_common.telemetry.plain_spans import PlainTracer, active_span
 from triptych_common.telemetry.span_records import INSTANCE
 from triptych_common.telemetry.tail_sampling import TailSampling
-from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
 
 ID_BYTES = 16
 _NUM_AT_ONCE = 256
@@ -116,74 +114,22 @@ class _InstanceOnEverySpan(SpanProcessor):
         span.set_attribute(INSTANCE, self._instance)
 
 
-def setup_tracing(
-    service_name: str,
-    instance: str,
-    *,
-    otlp_endpoint: str | None,
-    otlp_protocol: OtlpProtocol = "http/protobuf",
-    traces_dir: Path | None,
-    traces_max_bytes: int = DEFAULT_MAX_BYTES,
-    traces_max_age_s: int = DEFAULT_MAX_AGE_S,
-    tail_sampling: TailSampling | None = None,
+def setup_service_tracing(
+    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
 ) -> TracerProvider:
     """Build this process's tracer provider, and set it globally if none is set yet.
 
-    Spans go to `otlp_endpoint` (base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT) if given, else to a file
-    in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing) for
-    `traces_max_age_s`, else nowhere. Call the provider's `shutdown()` at the end: it flushes.
-
-    Args:
-        tail_sampling: rules by which this process keeps its own spans of unsampled requests.
+    Call the provider's `shutdown()` at the end: it flushes. `tail_sampling`: rules by which this process
+    keeps its own spans of unsampled requests.
     """
-    exporter = span_exporter(
-        service_name,
-        instance,
-        otlp_endpoint=otlp_endpoint,
-        otlp_protocol=otlp_protocol,
-        traces_dir=traces_dir,
-        max_bytes=traces_max_bytes,
-        max_age_s=traces_max_age_s,
-    )
-    provider = _Provider(service_name, instance, tail_sampling)
-    provider.add_span_processor(_InstanceOnEverySpan(instance))
+    exporter = span_exporter(service_name, settings)
+    provider = _Provider(service_name, settings.instance, tail_sampling)
+    provider.add_span_processor(_InstanceOnEverySpan(settings.instance))
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         trace.set_tracer_provider(provider)
     return provider
-
-
-class TracingSettings(Protocol):
-    """Trace settings of a process: `ServiceSettings`, and the options of the connector."""
-
-    @property
-    def instance(self) -> str: ...
-    @property
-    def otlp_endpoint(self) -> str | None: ...
-    @property
-    def otlp_protocol(self) -> OtlpProtocol: ...
-    @property
-    def traces_dir(self) -> Path | None: ...
-    @property
-    def traces_max_bytes(self) -> int: ...
-    @property
-    def traces_max_age_s(self) -> int: ...
-
-
-def setup_service_tracing(
-    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
-) -> TracerProvider:
-    return setup_tracing(
-        service_name,
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_protocol=settings.otlp_protocol,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        traces_max_age_s=settings.traces_max_age_s,
-        tail_sampling=tail_sampling,
-    )
 
 
 def tracer() -> trace.Tracer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
+from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.store import REDIS
@@ -104,7 +104,7 @@ class EvictableMap:
 
 
 def cheapest_victims(
-    num_blocks: int, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+    num_blocks: int, pool: BestFitPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
 ) -> list[Entry] | None:
     """Entries to evict for a free range of `num_blocks`; None if no range can be freed.
 
@@ -128,7 +128,7 @@ class _Window:
     """Range of neighbouring blocks, all free or evictable."""
 
     def __init__(
-        self, first: Entry, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+        self, first: Entry, pool: BestFitPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
     ) -> None:
         self._pool = pool
         self._evictable = evictable
@@ -219,7 +219,7 @@ class Space:
     """
 
     table: EntryTable
-    pool: BlockPool
+    pool: BestFitPool
     policy: EvictionPolicy
     journal: EntryJournal
     limits: Limits = field(default_factory=Limits)
