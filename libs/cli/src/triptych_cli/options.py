@@ -178,7 +178,6 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """Shared options as the user gave them."""
 
     model: str
     encoders: int | None  # most; None: as many as the others need

@@ -90,7 +90,6 @@ class LatencyMetrics:
 
 
 class VersionMetrics:
-    """Counts of the model versions that answer."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._answers = metrics.counter(

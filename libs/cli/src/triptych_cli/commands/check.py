@@ -110,7 +110,6 @@ def _run(command: list[str]) -> tuple[int, str, float]:
 
 
 def _packages() -> list[str]:
-    """Source folders of the members."""
     found = chain.from_iterable(
         CHECKOUT.glob(f"{group}/*/src/triptych_*/__init__.py") for group in ("libs", "services")
     )

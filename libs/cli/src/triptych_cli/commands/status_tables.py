@@ -28,7 +28,6 @@ async def read_records() -> list[InstanceRecord]:
 
 
 def instance_table(records: Sequence[InstanceRecord]) -> Table:
-    """One row per registered instance."""
     table = plain_table("instance", "role", "state", "release", "model", "namespace", "url")
     for record in records:
         state = "draining" if record.draining else "ready"

@@ -19,7 +19,6 @@ VERIFY_TIMEOUT_S = 600.0
 
 
 def stats() -> int:
-    """Print the store's metrics as a table."""
 
     async def work() -> int:
         async with store_session() as session:

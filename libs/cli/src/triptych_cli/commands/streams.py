@@ -62,7 +62,6 @@ def shorten_digest(stream: str) -> str:
 
 
 def dead(count: int) -> int:
-    """Print the newest dead letters."""
 
     async def work() -> int:
         async with message_bus() as bus:

@@ -75,7 +75,6 @@ class ThreadedBus:
 
     @property
     def num_queued(self) -> int:
-        """Number of messages that wait to be sent."""
         return self._queue.qsize()
 
     def publish(

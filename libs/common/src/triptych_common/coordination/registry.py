@@ -91,7 +91,6 @@ class Registration:
             log.warning("draining not announced yet", instance=self.record.instance, error=str(error))
 
     async def beat(self) -> None:
-        """Publish the current record as one heartbeat."""
         if self._read_fields is not None:
             self.record = self.record.model_copy(update=dict(self._read_fields()))
         previous = await self._registry.register(self.record, ttl_s=self.ttl_s)
@@ -136,7 +135,6 @@ class Registration:
 
 
 class Registry:
-    """Records of one deployment's living instances."""
 
     def __init__(self, bus: AsyncBus) -> None:
         self._bus = bus

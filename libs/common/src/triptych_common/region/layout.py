@@ -84,7 +84,6 @@ class RegionLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole file in bytes."""
         return self.data_offset + self.data_num_bytes
 
     def offset_of(self, block: int) -> int:

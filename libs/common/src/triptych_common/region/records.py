@@ -84,7 +84,6 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryMarks:
-    """Fields of an entry that change while it lives."""
 
     state: int
     checksum: int | None  # first 4 bytes of the BLAKE3 of the tensor's bytes, little endian, once taken

@@ -133,7 +133,6 @@ def setup_service_tracing(
 
 
 def tracer() -> trace.Tracer:
-    """Return the tracer of the provider that is set globally at the time of the call."""
     return _tracer_of(trace.get_tracer_provider())
 
 

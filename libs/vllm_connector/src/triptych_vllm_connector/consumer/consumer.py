@@ -43,7 +43,6 @@ class BusChanged:
 
 @dataclass
 class PinReply:
-    """The store's answer to one `pin_or_watch`."""
 
     mm_hash: str
     reply: StoreReply | StoreError

@@ -214,7 +214,6 @@ class ItemPins:
                 self._link.pin_or_watch(item.mm_hash)
 
     def _end_item(self, item: EngineItem) -> None:
-        """End an item that no request needs any more."""
         if item.state is EngineItemState.WATCHING:
             self._link.unwatch(item.mm_hash)
         elif item.state is EngineItemState.PINNED and item.pin_id is not None:

@@ -345,7 +345,6 @@ def _params_of(sent: Any) -> ECTransferParams | None:
 
 
 def _name_items(params: ECTransferParams | None) -> None:
-    """Set the items of the request being served."""
     request_items.set({} if params is None else {item.mm_hash: item for item in params.items})
 
 

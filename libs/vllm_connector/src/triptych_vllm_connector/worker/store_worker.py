@@ -57,7 +57,6 @@ class StoreWorker:
         return self._session.welcome.region_id
 
     def probe_slab(self) -> SlabProbeResult:
-        """Result of mapping the store's memory on this worker's GPU."""
         return self._transports.probe_slab()
 
     def close(self) -> None:

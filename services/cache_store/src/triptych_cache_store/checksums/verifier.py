@@ -146,7 +146,6 @@ class Verifier:
         self.wake()
 
     def wake(self) -> None:
-        """Continue if the queue has work."""
         if not self._state.verify_queue.is_empty:
             self._woken.set()
 

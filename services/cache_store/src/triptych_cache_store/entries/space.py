@@ -252,7 +252,6 @@ class Space:
 
     @property
     def num_available_blocks(self) -> int:
-        """Number of blocks that are free or can be freed by eviction."""
         return self.pool.num_free_blocks + self.num_evictable_blocks
 
     def may_take(self, num_blocks: int, *, may_use_reserve: bool) -> bool:

@@ -47,7 +47,6 @@ class EncodeGate:
         return self._policy.is_next(item)
 
     def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
-        """Set the requesters that wait for the item now."""
         self._policy.set_places(item, places)
 
     @asynccontextmanager

@@ -49,7 +49,6 @@ class EncodeSpeed:
         return row_s
 
     async def run(self, registration: Registration) -> None:
-        """Announce changes of the speed until cancelled."""
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             if (row_s := self.poll_change()) is not None:

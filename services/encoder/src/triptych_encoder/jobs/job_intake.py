@@ -117,7 +117,6 @@ class JobIntake:
         return self._bus.names.encode_jobs(self._peers.namespace_digest, store)
 
     def _num_spare(self) -> int:
-        """Number of jobs in hand from other stores' streams."""
         return sum(each.num_outstanding for each in self._others.values())
 
     async def __aenter__(self) -> Self:

@@ -71,7 +71,6 @@ class JobTelemetry:
                     yield
 
     def on_media(self, job: EncodeJob, media: bytes) -> None:
-        """Count the bytes of fetched media."""
         self._metrics.media_bytes.labels(job.modality.value).inc(len(media))
 
     @contextmanager

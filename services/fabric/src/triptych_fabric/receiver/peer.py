@@ -220,7 +220,6 @@ class FabricPeer:
         self._connection.start()
 
     async def wait_idle(self) -> None:
-        """Return when the peer has no entry under way."""
         await self._idle.wait()
 
     def close(self) -> None:

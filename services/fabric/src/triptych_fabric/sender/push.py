@@ -54,7 +54,6 @@ ALLOWED: dict[PushState, frozenset[PushState]] = {
 
 @dataclass(frozen=True)
 class Pushed:
-    """An entry that reached the receiver."""
 
     num_bytes: int  # that crossed the network; 0: the receiver had the entry
     began_at: float  # monotonic seconds

@@ -188,7 +188,6 @@ class NixlSenderEnd(SenderEnd):
 
 @dataclass
 class OpenOffer:
-    """Offer whose blocks may be written."""
 
     sink: Sink
     is_begun: bool = False

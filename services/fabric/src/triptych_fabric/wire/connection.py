@@ -195,7 +195,6 @@ class FabricConnection:
         return has_received
 
     def _on_complete(self) -> None:
-        """Handle a complete header or body."""
         if self._frame is None:
             self._frame = read_header(self._header, self._side.allowed)
             place = self._side.on_header(self._frame)

@@ -207,6 +207,5 @@ class EncodeOverride:
 
 
 def cannot_encode_here() -> RequestError:
-    """Return the error for `local` where no instance can encode."""
     message = f"{ENCODE_HEADER}: no instance of this model can encode these media"
     return RequestError(400, "encode_override_impossible", message, ENCODE_HEADER)

@@ -197,7 +197,6 @@ class LocalRoom:
         self._instances: defaultdict[str, _Room] = defaultdict(_Room)
 
     def num_held(self, instance: str) -> int:
-        """Return the number of requests that wait for a place."""
         return sum(map(len, self._instances[instance].held.values())) if instance in self._instances else 0
 
     def num_requests(self, instance: str) -> int:

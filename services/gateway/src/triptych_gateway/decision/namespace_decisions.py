@@ -150,7 +150,6 @@ class NamespaceDecisions:
         return EncodeDecision(choice.way, reason, prediction, is_alone=True)
 
     def text_estimate(self, kind: CostKind, num_text_tokens: float, now: float) -> CostEstimate:
-        """Return the estimate of a request that needs no encode."""
         text_s = self._text_s(num_text_tokens, now)
         return CostEstimate(
             kind, now, 0.0, num_text_tokens, text_s, 0.0, text_s, is_measured=kind is CostKind.TEXT

@@ -19,7 +19,6 @@ FIRST_LEAD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OrderPlace:
-    """Place of a new order: its fair key and deadline."""
 
     namespace_digest: str = ""
     fair_key: FairKey = DEFAULT_KEY
@@ -290,7 +289,6 @@ class ItemQueue:
         return min((each.since for each in self._requests.values() if each.items), default=None)
 
     def num_held(self, namespace_digest: str) -> Counter[str]:
-        """Return the number of waiting orders by flow."""
         counts = Counter[str]()
         for request in self._of(namespace_digest):
             counts[request.place.fair_key.flow] += len(request.items)

@@ -44,7 +44,6 @@ class SizesCache:
         self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
 
     def __len__(self) -> int:
-        """Return the number of items in this process's memory."""
         return len(self._local)
 
     @property

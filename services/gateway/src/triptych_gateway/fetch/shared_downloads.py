@@ -94,7 +94,6 @@ class SharedDownload:
         return bool(self._waiting)
 
     def end(self, outcome: Downloaded | Exception) -> None:
-        """Pass the outcome to all waiting requests."""
         for future in self._waiting:
             if future.done():
                 continue
@@ -109,7 +108,6 @@ class SharedDownload:
             self.task.cancel()
 
     def out_of_time(self) -> FetchError:
-        """Return the error for a request whose time is over."""
         if self.is_queued:
             return FetchBusyError("too many other downloads run; try again shortly")
         return FetchTimeoutError("its server took too long")

@@ -69,7 +69,6 @@ class PartialFile:
             return read_all(self._open_fd(), self.num_bytes)
 
     def sync(self) -> None:
-        """Write the file's bytes to the disk."""
         with self._lock:
             os.fsync(self._open_fd())
 

@@ -142,11 +142,9 @@ class BodySplitter:
 
     @property
     def num_held(self) -> int:
-        """Number of bytes held in memory now."""
         return len(self._text) + self._num_media_bytes + self._decoder.num_held
 
     def feed(self, piece: bytes) -> None:
-        """Read the next bytes of the body."""
         self.num_bytes += len(piece)
         while piece:
             if self._state is SplitState.MEDIA:

@@ -144,7 +144,6 @@ class ChatRequest:
         return replace(self, tenant_salt=salt, body=body)
 
     def with_model(self, model: str) -> Self:
-        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})

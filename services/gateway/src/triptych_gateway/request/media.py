@@ -54,7 +54,6 @@ class TakenItem:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes that the item holds in memory."""
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
 
     def read_content(self) -> bytes:

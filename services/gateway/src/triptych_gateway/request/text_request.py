@@ -57,7 +57,6 @@ class TextRequest:
         return replace(self, body={**self.body, "cache_salt": salt})
 
     def with_model(self, model: str) -> "TextRequest":
-        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})

@@ -197,7 +197,6 @@ _FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """Parts that exchanges of responses share beside `Services`."""
 
     index: ResponseIndex
     images: KeptImages

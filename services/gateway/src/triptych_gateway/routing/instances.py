@@ -242,7 +242,6 @@ class LostRequests:
         self._lives[digest] = self._lives.get(digest, frozenset()) | frozenset(lives)
 
     def discard(self, *parts: bytes) -> None:
-        """Forget a request that was answered."""
         self._lives.pop(_digest(*parts), None)
 
 

@@ -51,7 +51,6 @@ class AnswerFacts:
         self._reasons: dict[int, str] = {}
 
     def feed_events(self, events: bytes) -> None:
-        """Read whole events of a stream."""
         self._last.append(events)
         if not self._first:
             self._first = events

@@ -61,7 +61,6 @@ class RecentRequest:
         self._shown_at = 0.0  # monotonic seconds
 
     def touch(self) -> None:
-        """Notify listeners of a change."""
         self._shown = None
         self._ring.on_change(self)
 

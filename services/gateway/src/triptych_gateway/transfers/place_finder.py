@@ -66,7 +66,6 @@ class DirectoryNotes:
         return (self._being_removed.keys() | self._to_remove.keys()) - self._to_add.keys()
 
     def add(self, noted: Iterable[NotedPlace]) -> None:
-        """Note that the stores have these entries."""
         _put(noted, self._to_add, instead_of=self._to_remove)
         self._wake()
 

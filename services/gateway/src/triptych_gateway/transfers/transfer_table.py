@@ -115,7 +115,6 @@ class ItemTransfers:
         return self._by_id.get(transfer_id)
 
     def join(self, mm_hash: MmHash, target: str, request_id: RequestId) -> Transfer:
-        """Record that `request_id` needs the item at `target` from now on."""
         transfer = self._transfers.get((mm_hash, target))
         if transfer is None:
             transfer = self._transfers[mm_hash, target] = Transfer(mm_hash, target)
@@ -203,7 +202,6 @@ class ItemTransfers:
         return min((each.due_at for each in self), default=float("inf"))
 
     def bytes_under_way(self, source: str, target: str) -> int:
-        """Return the bytes of all running orders on the link."""
         return sum(
             each.num_bytes for each in self._by_id.values() if each.source == source and each.target == target
         )

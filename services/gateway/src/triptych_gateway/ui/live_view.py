@@ -101,7 +101,6 @@ class LiveView:
         return {"system": known, "requests": self.as_json(self._recents.visible_to(self.owner))}
 
     def running(self) -> list[RecentRequest]:
-        """Return running requests among those that are shown."""
         return [each for each in self._recents.visible_to(self.owner) if each.status is None]
 
     def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:

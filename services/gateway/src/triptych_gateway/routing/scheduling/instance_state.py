@@ -180,7 +180,6 @@ class Waiting(NamedTuple):
 
 
 class _Sent:
-    """Blocks and items sent to one incarnation of an instance."""
 
     def __init__(self) -> None:
         self.prefixes = PrefixMemory()
