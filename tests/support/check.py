@@ -131,3 +131,7 @@ def _tool(name: str) -> str:
 def _git(*arguments: str) -> list[str]:
     done = subprocess.run(["git", *arguments], check=False, cwd=CHECKOUT, capture_output=True, text=True)
     return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+if __name__ == "__main__":  # `./triptych check`
+    sys.exit(check("--changed" in sys.argv[1:]))
