@@ -115,17 +115,3 @@ class SharedMemoryReader:
 
     def close(self) -> None:
         self._mapping.close()
-
-
-__all__ = [
-    "OnRelease",
-    "OnWritten",
-    "Place",
-    "QueuingWriter",
-    "SharedMemoryReader",
-    "SharedMemoryWriter",
-    "StartedCopy",
-    "StartingReader",
-    "TensorReader",
-    "TensorWriter",
-]

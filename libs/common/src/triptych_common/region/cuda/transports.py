@@ -307,16 +307,3 @@ def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
         except CudaError as error:  # CUDA itself has failed: nothing runs any more
             log.warning("cuda copy not waited for", error=str(error))
         raise
-
-
-__all__ = [
-    "DeviceRange",
-    "PinnedReader",
-    "PinnedWriter",
-    "RegisteredRegion",
-    "SlabReader",
-    "SlabWriter",
-    "TensorDevice",
-    "TorchDevice",
-    "wait_for_current",
-]
