@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.exporters import OtlpProtocol
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
 
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.util._once import Once
 
 from tests.support.tracing import setup_tracing
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 
 
 @contextmanager

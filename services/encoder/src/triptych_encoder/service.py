@@ -31,7 +31,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
-from triptych_encoder.jobs.encode_speed import EncodeSpeed
+from triptych_encoder.jobs.job_telemetry import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import LONG_ENCODE_S, GatePolicy
 from triptych_encoder.jobs.job_intake import EncoderPeers, JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases

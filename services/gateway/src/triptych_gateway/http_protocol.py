@@ -15,7 +15,7 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.telemetry.limited_log import LimitedLog
+from triptych_common.telemetry.logs import LimitedLog
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.errors import error_response
 from triptych_gateway.open_files import IdleConnections

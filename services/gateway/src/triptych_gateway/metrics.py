@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
-from triptych_common.telemetry.plain_histogram import PlainSeries
+from triptych_common.telemetry.metrics import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go

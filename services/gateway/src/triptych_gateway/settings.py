@@ -23,7 +23,7 @@ from pydantic import (
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import MediaSettings
 from triptych_common.runtime.media_settings import MAX_IMAGE_PIXELS
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 
 
 def _absolute(path: Path) -> Path:

@@ -35,7 +35,7 @@ from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
+from triptych_prefill_decode.http_server import AdapterTable, announce_adapters
 from triptych_prefill_decode.engine_health import (
     DeadEngineMiddleware,
     EngineGoneError,

@@ -13,7 +13,7 @@ from triptych_common import telemetry
 from triptych_common.runtime import ServiceSettings
 from triptych_common.telemetry import exporters
 from triptych_common.telemetry.exporters import OtlpProtocol
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 
 THEIRS = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 

@@ -21,7 +21,7 @@ from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import DEFAULT_STORE, INBOX_TTL_S, JOBS_TTL_S, inboxes
 from triptych_common.redis_client.commands import run_command, send_command, unlink_all
-from triptych_common.redis_client.failures import is_out_of_memory
+from triptych_common.redis_client.commands import is_out_of_memory
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
 from triptych_common.telemetry.logs import get_logger
 

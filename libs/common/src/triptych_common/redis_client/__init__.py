@@ -2,7 +2,6 @@
 
 address        where Redis is: URL, TLS, Sentinel; makes clients (`blocking`: those of threads)
 commands       runs one command within a time limit, with retries
-failures       what redis-py's errors mean
 server_watch   detects that Redis was restarted, failed over or emptied
 rights         the permissions (ACL) that a user of Redis needs, and their check
 scripts        Lua scripts, from `lua/`

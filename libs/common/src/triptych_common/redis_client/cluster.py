@@ -17,7 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from triptych_common.redis_client.failures import PASSING
+from triptych_common.redis_client.commands import PASSING
 from triptych_common.redis_client.server_watch import ServerWatch
 
 SLOTS_TIMEOUT_S = 2.0  # to connect to a server, and to be told the slots

@@ -13,7 +13,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from triptych_common.domain.errors import BusRefusedError
 from triptych_common.protocol.names import StreamNames, everything
-from triptych_common.redis_client.failures import SETTING
+from triptych_common.redis_client.commands import SETTING
 
 _UNQUEUABLE = ["GET"]  # without its key
 _OPENS, _ENDS = "multi", "exec"

@@ -25,7 +25,7 @@ from triptych_common import release
 from triptych_common.telemetry.exporters import TracingSettings, span_exporter
 from triptych_common.telemetry.plain_spans import PlainTracer, active_span
 from triptych_common.telemetry.span_records import INSTANCE
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 
 ID_BYTES = 16
 _NUM_AT_ONCE = 256

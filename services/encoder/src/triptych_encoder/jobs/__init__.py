@@ -1,6 +1,5 @@
 """Encode jobs in the host, in the order in which a job passes the modules.
 
-encode_speed  this encoder's speed, announced to the others
 job_intake    jobs from the stream of the own store and, when idle, from other stores' streams
 job_runner    one delivery of a job from the stream to its ack
 job_leases    selection of this encoder's jobs; their leases in Redis; dead letters

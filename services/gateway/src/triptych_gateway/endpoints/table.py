@@ -7,7 +7,7 @@ A forwarded endpoint needs an entry here and nothing else. One that the gateway 
 from dataclasses import replace
 
 from triptych_gateway.endpoints import fields, response_fields
-from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
+from triptych_gateway.endpoints.endpoint import ChatBody, MessagesBody, ResponseBody, TextBody
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, ServedBy
 from triptych_gateway.endpoints.local_endpoints import LOCAL
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import ChatBody, FormBody
+from triptych_gateway.endpoints.endpoint import ChatBody, FormBody
 from triptych_gateway.request.content_parts import MediaPart, find_media
 
 Fields = dict[str, Any]

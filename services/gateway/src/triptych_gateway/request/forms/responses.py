@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import FormBody, ResponseBody
+from triptych_gateway.endpoints.endpoint import FormBody, ResponseBody
 from triptych_gateway.endpoints.response_fields import ITEM_TYPES
 from triptych_gateway.request.content_parts import (
     MEDIA_TYPES,
