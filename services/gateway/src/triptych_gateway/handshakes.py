@@ -76,10 +76,6 @@ class TlsListener:
         self._loop.add_reader(sock, self._accept)
 
     @property
-    def num_working(self) -> int:
-        return len(self._working)
-
-    @property
     def num_ready(self) -> int:
         return self._num_ready
 

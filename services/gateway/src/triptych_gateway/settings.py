@@ -410,11 +410,6 @@ class GatewaySettings(
         return base_url(socket.gethostname() if host in ANY_ADDRESSES else host, port)
 
     @property
-    def local_url(self) -> str:
-        """URL of the gateway on this machine, for requests that are no caller's."""
-        return self.local_urls[0]
-
-    @property
     def local_urls(self) -> tuple[str, ...]:
         """URLs of the gateway on this machine (health check): one that answers is enough."""
         return local_urls(*self.addresses[-1])

@@ -199,11 +199,6 @@ class FrameDecoder:
         del self._buffer[:start]
         return bodies
 
-    @property
-    def num_pending_bytes(self) -> int:
-        """Number of bytes of an incomplete frame; not 0 at the end of a stream means it was cut off."""
-        return len(self._buffer)
-
 
 def decode_command(body: bytes) -> StoreCommand:
     """Return the command in a frame's body. Raises MalformedMessageError: not a command."""

@@ -261,7 +261,3 @@ class RecentRequests:
             yield listener
         finally:
             self._listeners.discard(listener)
-
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)
