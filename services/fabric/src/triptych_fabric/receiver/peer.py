@@ -119,9 +119,6 @@ class EntryInbox(ConnectionSide):
             return False
         return True
 
-    def begin_entry(self, number: int) -> None:
-        self._tell(self._events.on_began, number)
-
     def end_entry(self, number: int, sink: Sink, digest: bytes) -> None:
         """See `ReceiverLink.end_entry` for the contract."""
         if sink.position != len(sink.view) or len(digest) != DIGEST_BYTES:
@@ -264,10 +261,6 @@ class FabricPeer:
         if self.closed.done():
             reception.on_withdrawn()
         self._parts.group.create_task(self._run(reception))
-
-    def on_began(self, number: int) -> None:
-        if (reception := self._receptions.get(number)) is not None:
-            reception.on_began()
 
     def on_received(self, number: int, is_intact: bool) -> None:
         if (reception := self._receptions.get(number)) is not None:

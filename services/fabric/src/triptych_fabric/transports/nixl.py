@@ -224,7 +224,6 @@ class NixlReceiverEnd(ReceiverEnd):
         if (offer := self._open.get(number)) is not None:
             offer.is_begun = True
             self._progress.moved(time.monotonic())
-        self._link.begin_entry(number)
 
     def on_cancel(self, number: int, body: bytes) -> None:
         self._end(number, unpack(COUNT, body)[0], None)

@@ -191,7 +191,6 @@ class ReceiverLink(Protocol):
 
     def sink_of(self, number: int) -> Sink | None: ...
     def is_still_ours(self, number: int, sink: Sink) -> bool: ...
-    def begin_entry(self, number: int) -> None: ...
     def end_entry(self, number: int, sink: Sink, digest: bytes) -> None: ...
 
 
@@ -242,8 +241,6 @@ class ReceiverEnd:
         if sink is None:
             return
         if header.kind is FrameKind.CHUNK:
-            if sink.position == 0:
-                self._link.begin_entry(header.number)
             begin, sink.position = sink.position, sink.position + header.body_num_bytes
             sink.checksum.update(sink.view[begin : sink.position])
         else:
