@@ -28,7 +28,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_admission import READ_INTERVAL_S, JobQueue
 from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
 from triptych_gateway.encode.item_table import Item, ItemFailure
-from triptych_gateway.encode.item_wait import ItemPlaced, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.encode.media_cache import MediaReadError, MediaSlot
 from triptych_gateway.locality.encode_stores import EncodeStores, JobPlace
 from triptych_gateway.settings import EncodeSettings
@@ -343,7 +343,7 @@ class FlightRequests:
     ) -> None:
         job = offer.job
         for item_wait in item_waits:
-            item_wait.on_event(ItemPlaced(MmHash(job.mm_hash), place))
+            item_wait.on_placed(MmHash(job.mm_hash), place)
         record_span(
             "gateway.publish_job",
             began_ns,
