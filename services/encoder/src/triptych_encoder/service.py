@@ -24,6 +24,7 @@ from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.domain.media_bounds import AudioBounds
 from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.runtime.service import first_failure
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_service_tracing
@@ -241,7 +242,7 @@ class EncoderService:
                     for task in upkeep:
                         task.cancel()
             except* TriptychError as failures:
-                raise _first(failures) from None
+                raise first_failure(failures) from None
         await self._registry.clear_inboxes(self._settings.instance)
 
     def _record(self) -> InstanceRecord:
@@ -340,10 +341,3 @@ def encode_batch(settings: EncoderSettings) -> int:
 def gate_policy(settings: EncoderSettings) -> GatePolicy:
     """Make the policy of an encoder's batches: on a CPU, a large item takes as long in a batch as alone."""
     return GatePolicy(encode_batch(settings), math.inf if has_gpu() else LONG_ENCODE_S)
-
-
-def _first(failures: BaseException) -> BaseException:
-    """First failure in a group of groups; the jobs have a group of their own."""
-    while isinstance(failures, BaseExceptionGroup):
-        failures = failures.exceptions[0]
-    return failures

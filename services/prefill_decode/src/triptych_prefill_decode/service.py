@@ -32,6 +32,7 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
+from triptych_common.runtime.service import first_failure
 from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
@@ -354,7 +355,7 @@ class PrefillDecodeService:
                 finally:
                     self.server.should_exit = True  # what still runs is cut off
         except* TriptychError as failures:
-            raise failures.exceptions[0] from None
+            raise first_failure(failures) from None
 
     async def _watch_health(self) -> None:
         """Check the engine and the server until cancelled.
