@@ -45,6 +45,8 @@ def check_listener(settings: MetricsSettings) -> None:
 class ScrapeServer:
     """Server that answers scrapes with what `render` returns; it listens from `serve` on, if set."""
 
+    methods: tuple[bytes, ...] = (b"GET", b"HEAD")
+
     def __init__(self, render: Callable[[], bytes]) -> None:
         self._render = render
         self._servers: list[asyncio.Server] = []
@@ -86,19 +88,23 @@ class ScrapeServer:
             if self._num_open <= MAX_SCRAPES:
                 async with asyncio.timeout(TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._response(head))
+                    writer.write(await self._response(head))
                     await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # TimeoutError is one
-            pass  # the other side's loss
+        except TimeoutError:
+            writer.transport.abort()  # a close would wait until the scraper has read the rest
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the scraper has gone, or sent no head: its scrape fails
         finally:
             self._num_open -= 1
             writer.close()
 
-    def _response(self, head: bytes) -> bytes:
+    async def _response(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method not in (b"GET", b"HEAD") or path != b"/metrics":
+        if method not in self.methods or rest.partition(b" ")[0].partition(b"?")[0] != b"/metrics":
             return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        return await self._scrape(method)
+
+    async def _scrape(self, method: bytes) -> bytes:
         body = self._render()
         lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
         return lines.encode() + b"Connection: close\r\n\r\n" + (body if method == b"GET" else b"")

@@ -90,7 +90,6 @@ class Limits:
 
 @dataclass(slots=True)
 class EvictableMap:
-
     by_start: dict[int, Entry] = field(default_factory=dict)
     by_end: dict[int, Entry] = field(default_factory=dict)
 
