@@ -18,10 +18,10 @@ import json
 import math
 import random
 import time
-from typing import Any
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych_cache_store.entries import space as room
 from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
@@ -120,9 +120,7 @@ class Simulation:
 
     def __init__(self, mix: Mix, scheme: str, seed: int) -> None:
         layout = RegionLayout.fit(mix.region_gib * GIB, BLOCK)
-        pool: Any = (
-            BuddyPool(layout.num_blocks) if "buddy" in scheme else BestFitPool(layout.num_blocks)
-        )
+        pool: Any = BuddyPool(layout.num_blocks) if "buddy" in scheme else BestFitPool(layout.num_blocks)
         journal = RegionJournal(memoryview(bytearray(layout.data_offset)), layout)
         self.mix, self.scheme = mix, scheme
         self.space = Space(EntryTable(BLOCK), pool, EvictionPolicy(), journal)

@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.endpoint import TextBody
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import Endpoint, TextBody
 from triptych_gateway.endpoints.table import CREATE_RESPONSE, FORWARDED
 from triptych_gateway.request.body_bounds import MIXING_FIELDS, TEMPLATE_PARAMETERS
 from triptych_gateway.request.chat_request import (

@@ -178,7 +178,6 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class SystemOptions:
-
     model: str
     encoders: int | None  # most; None: as many as the others need
     prefill_decodes: int | None  # most

@@ -24,20 +24,19 @@ from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.domain.media_bounds import AudioBounds
 from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
-from triptych_common.runtime.service import first_failure
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
-from triptych_encoder.jobs.job_telemetry import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import LONG_ENCODE_S, GatePolicy
 from triptych_encoder.jobs.job_intake import EncoderPeers, JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
-from triptych_encoder.jobs.job_telemetry import JobTelemetry
+from triptych_encoder.jobs.job_telemetry import EncodeSpeed, JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource, new_media_client
 from triptych_encoder.jobs.reply_reader import ReplyReader

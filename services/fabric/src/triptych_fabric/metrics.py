@@ -7,7 +7,6 @@ MAX_PEERS = 64
 
 
 class FabricMetrics:
-
     def __init__(self) -> None:
         self.metrics = metrics = Metrics()
         self._peers: set[str] = set()

@@ -20,8 +20,8 @@ from triptych_common.domain.errors import BusUnavailableError, StoreUnavailableE
 from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.runtime import StopSignal
-from triptych_common.runtime.service import first_failure
 from triptych_common.runtime.scrape_server import ScrapeServer
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_fabric.load import AgentLoad

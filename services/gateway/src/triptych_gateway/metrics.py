@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
-from triptych_common.telemetry.metrics import PlainSeries
+from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics, PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
@@ -90,7 +89,6 @@ class LatencyMetrics:
 
 
 class VersionMetrics:
-
     def __init__(self, metrics: Metrics) -> None:
         self._answers = metrics.counter(
             "gateway_version_answers",
@@ -109,7 +107,6 @@ class VersionMetrics:
 
 
 class GatewayMetrics:
-
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.requests = self.metrics.counter(

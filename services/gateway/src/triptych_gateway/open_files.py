@@ -23,7 +23,6 @@ IDLE_SHARE = 0.75  # of what is left of the limit; the rest is for connections a
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-
     max_idle: int
     backlog: int = BACKLOG
 

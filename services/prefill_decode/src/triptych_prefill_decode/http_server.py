@@ -8,18 +8,16 @@ Announced first: a gateway whose request is refused chooses another instance, an
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-import uvicorn
-from triptych_common.coordination import Registration
-from triptych_common.runtime.drain import AsgiApp, DrainGate
-from triptych_common.telemetry.logs import get_logger
-import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import uvicorn
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
 from triptych_common.coordination import Registration
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import MAX_ADAPTER_CHARS, MAX_ADAPTERS
+from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.seams.replacing import replace
 
@@ -109,5 +107,3 @@ async def drain(registration: Registration, gate: DrainGate, timeout_s: float) -
             await gate.wait_idle()
     except TimeoutError:
         log.warning("drain timeout: requests cut off", num_requests=gate.num_requests)
-
-

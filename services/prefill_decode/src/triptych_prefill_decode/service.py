@@ -32,11 +32,10 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
-from triptych_common.runtime.service import first_failure
 from triptych_common.runtime.drain import AsgiApp, DrainGate
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_prefill_decode.http_server import AdapterTable, announce_adapters
 from triptych_prefill_decode.engine_health import (
     DeadEngineMiddleware,
     EngineGoneError,
@@ -44,7 +43,13 @@ from triptych_prefill_decode.engine_health import (
     kv_cache_tokens,
     watch_answers,
 )
-from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
+from triptych_prefill_decode.http_server import (
+    AdapterTable,
+    ListeningServer,
+    announce_adapters,
+    drain,
+    guarded,
+)
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.request_guards import guard_requests
 from triptych_prefill_decode.settings import PrefillDecodeSettings

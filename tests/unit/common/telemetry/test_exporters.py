@@ -7,8 +7,8 @@ from opentelemetry import trace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.util._once import Once
 
-from tests.support.tracing import setup_tracing
 from tests.support.otlp_receivers import RECEIVERS, http_receiver, spans_of
+from tests.support.tracing import setup_tracing
 from triptych_common import telemetry
 from triptych_common.runtime import ServiceSettings
 from triptych_common.telemetry import exporters

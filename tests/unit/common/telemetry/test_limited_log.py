@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from tests.support.waiting import until
-from triptych_common.telemetry.logs import BURST, MAX_REASONS, LimitedLog
-from triptych_common.telemetry.logs import get_logger
+from triptych_common.telemetry.logs import BURST, MAX_REASONS, LimitedLog, get_logger
 
 
 @pytest.fixture

@@ -173,9 +173,7 @@ def test_a_folder_that_was_cleared_gets_a_new_file(tmp_path: Path) -> None:
 
 
 def test_no_files_at_all(tmp_path: Path) -> None:
-    provider = setup_tracing(
-        "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0
-    )
+    provider = setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0)
     with telemetry.span("gateway.request"):
         pass
     provider.shutdown()

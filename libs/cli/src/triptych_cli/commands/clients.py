@@ -30,7 +30,6 @@ class NothingRunningError(Exception):
 
 @dataclass(frozen=True)
 class SystemAddresses:
-
     redis_url: str | None  # None: the environment does not say
     deployment: str
     store_socket: str

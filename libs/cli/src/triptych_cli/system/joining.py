@@ -25,7 +25,6 @@ class JoinError(Exception):
 
 @dataclass(frozen=True)
 class JoinTarget:
-
     redis_url: str
     folder: Path | None  # with the key; None: a URL was given
 

@@ -9,8 +9,7 @@ from redis.asyncio import Redis
 
 from triptych_common.bus.consumer_group import ConsumerGroup
 from triptych_common.bus.consumer_options import ConsumerOptions, FindPeers, OnDeadLetter
-from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
-from triptych_common.bus.publisher import StreamBounds
+from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry, StreamBounds
 from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec

@@ -35,7 +35,6 @@ _HAND_BACK_IDLE_MS = 1_000_000_000
 
 @dataclass(frozen=True)
 class StreamEntry:
-
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     num_deliveries: int = 1

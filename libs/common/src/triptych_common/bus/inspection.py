@@ -13,7 +13,6 @@ from triptych_common.redis_client.commands import find_keys, read_time, run_comm
 
 @dataclass(frozen=True)
 class GroupLag:
-
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
     group: str | None  # None: the stream has no reader
@@ -29,7 +28,6 @@ class GroupLag:
 
 @dataclass(frozen=True)
 class RawEntry:
-
     entry_id: str
     fields: Mapping[str, bytes]
 

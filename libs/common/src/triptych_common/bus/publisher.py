@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.names import INBOX_TTL_S
-from triptych_common.redis_client.commands import run_command, send_command
-from triptych_common.redis_client.commands import is_passing, unavailable
-from collections.abc import Callable
-from triptych_common.domain.errors import StreamFullError
+from triptych_common.redis_client.commands import is_passing, run_command, send_command, unavailable
 
 MAX_STREAM_ENTRIES = 10_000
 LOOK_EVERY = 100
@@ -64,7 +63,6 @@ class StreamBounds:
 
 @dataclass(frozen=True)
 class RefusedEntry:
-
     entry: NewEntry
     error: BusUnavailableError
 
@@ -156,5 +154,3 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise BusUnavailableError(f"Redis answered {type(value).__name__} where an entry id was due")
-
-

@@ -86,7 +86,6 @@ class SharedSizes:
 
 @dataclass(frozen=True, slots=True)
 class NotedPlace:
-
     mm_hash: MmHash
     place: EntryPlace
 

@@ -20,8 +20,7 @@ from triptych_common.domain.errors import (
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import DEFAULT_STORE, INBOX_TTL_S, JOBS_TTL_S, inboxes
-from triptych_common.redis_client.commands import run_command, send_command, unlink_all
-from triptych_common.redis_client.commands import is_out_of_memory
+from triptych_common.redis_client.commands import is_out_of_memory, run_command, send_command, unlink_all
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
 from triptych_common.telemetry.logs import get_logger
 
@@ -58,7 +57,6 @@ class BeatPace:
 
 
 class Registration:
-
     def __init__(
         self,
         registry: "Registry",
@@ -135,7 +133,6 @@ class Registration:
 
 
 class Registry:
-
     def __init__(self, bus: AsyncBus) -> None:
         self._bus = bus
         self._names = bus.names

@@ -32,7 +32,6 @@ class RateCharge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-
     reached: str | None  # the limit that refuses it: a rate, or "concurrent_requests"; None: it was counted
     wait_s: float  # until the rate has room for it; 0: not known
     levels: dict[str, float]  # by rate: used part of its limit, with this request if it was counted

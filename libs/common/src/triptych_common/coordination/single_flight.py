@@ -102,7 +102,6 @@ READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
 class ClaimResult(StrEnum):
-
     OWNER = "owner"  # publish the job
     JOINED = "joined"  # another gateway does, or did
     FAILED = "failed"  # it failed, and has not been claimed since (of a check only)

@@ -13,7 +13,6 @@ CONTROL = "control"
 
 
 class CudaEnvironment(BaseSettings):
-
     model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
 
     cuda_visible_devices: str | None = None

@@ -32,7 +32,6 @@ from triptych_common.protocol.errors import UnsupportedVersionError as Unsupport
 from triptych_common.protocol.store import StoreFailure
 
 
-
 class IllegalTransitionError(TriptychError):
     """A state machine was asked for the forbidden step of `subject` from `origin` to `target`."""
 

@@ -17,7 +17,6 @@ CONSUMING_ROLES = (Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE
 
 @dataclass(frozen=True)
 class StoreSlab:
-
     memory: str  # "cuda:GPU-..."
     generation: int
 

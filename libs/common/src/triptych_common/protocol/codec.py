@@ -60,7 +60,6 @@ _REPLY: TypeAdapter[StoreReply] = TypeAdapter(StoreReply)
 
 @dataclass(frozen=True)
 class Envelope:
-
     message: Message
     traceparent: str | None = None
     remaining_ms: int | None = None  # time that the sender had left when it sent

@@ -353,7 +353,6 @@ class InstanceRecord(Message):
 
 
 class ItemTransfer(Message):
-
     item_index: NonNegativeInt
     mm_hash: MmHashText
     modality: Modality

@@ -11,15 +11,14 @@ A connection that broke while idle is noticed when it is taken from the pool (TC
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
+
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from triptych_common.domain.errors import BusUnavailableError
-import ssl
-from collections.abc import Iterator
-from redis import exceptions
+
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 
 SETTING = "TRIPTYCH_REDIS_URL"
@@ -172,5 +171,3 @@ def is_missing_group(error: exceptions.ResponseError) -> bool:
 
 def is_existing_group(error: exceptions.ResponseError) -> bool:
     return str(error).startswith("BUSYGROUP")
-
-

@@ -84,7 +84,6 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryMarks:
-
     state: int
     checksum: int | None  # first 4 bytes of the BLAKE3 of the tensor's bytes, little endian, once taken
     last_used_at: float

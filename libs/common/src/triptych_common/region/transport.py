@@ -24,7 +24,6 @@ OnWritten = Callable[[], None]
 
 
 class TensorWriter(Protocol):
-
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to `place`; on return every consumer would read it right.
 
@@ -53,7 +52,6 @@ class QueuingWriter(TensorWriter, Protocol):
 
 
 class TensorReader(Protocol):
-
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
         """Return the sealed tensor [num_embeds, width]. Never write to it.
 

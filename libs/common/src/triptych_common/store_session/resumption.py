@@ -50,7 +50,6 @@ class Request(Generic[Pending]):
 
 
 class Watched(NamedTuple):
-
     seq: int
     num_holders: int
 

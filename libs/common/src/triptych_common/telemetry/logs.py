@@ -6,16 +6,16 @@
 Every line also carries service, instance and, inside a span, the ids of its trace and of the span.
 """
 
+import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, LiteralString, TextIO
+
 import orjson
 from opentelemetry import trace
-import asyncio
-from collections import Counter
-from typing import LiteralString
 
 _FIELDS = "triptych_fields"
 
@@ -92,7 +92,6 @@ class _TriptychHandler(logging.StreamHandler[TextIO]):
 
 
 class JsonFormatter(logging.Formatter):
-
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()
         self._service = service
@@ -178,5 +177,3 @@ class LimitedLog:
                 num_left_out = count - BURST
                 self._target.info("log lines left out", of=text, reason=reason, num_left_out=num_left_out)
         self._counts.clear()
-
-

@@ -3,15 +3,14 @@
 A registry of our own: engines fill the default one with theirs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from prometheus_client import CollectorRegistry
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -27,7 +26,6 @@ MetricKind = Literal["counter", "gauge", "histogram"]
 
 
 class PlainSeries:
-
     __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -41,12 +39,12 @@ class PlainSeries:
 
 
 class PlainHistogram(Collector):
-
     """Histogram series by the values of their labels.
 
     It costs a sixth of what Prometheus' own client takes: cheap enough for every token. Used by one thread,
     so without locks: its series are lists of numbers, and become samples at a scrape.
     """
+
     def __init__(
         self,
         name: str,
@@ -137,5 +135,3 @@ class Metrics:
     def render(self) -> bytes:
         """Return the text of a scrape, of type `CONTENT_TYPE`."""
         return generate_latest(self.registry)
-
-

@@ -9,6 +9,9 @@ else they are not recorded.
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -19,8 +22,6 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util._decorator import _agnosticcontextmanager
 from opentelemetry.util.types import Attributes, AttributeValue
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 MAX_HELD_SPANS = 256  # of one request; the first span is always among those that are kept
 NS_PER_MS = 1_000_000
@@ -316,5 +317,3 @@ class active_span:  # noqa: N801 - used as a function
             description = f"{name}: {code}" if isinstance(code, str) else name
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, description))
         self._span.end()
-
-

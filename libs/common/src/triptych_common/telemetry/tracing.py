@@ -23,9 +23,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from triptych_common import release
 from triptych_common.telemetry.exporters import TracingSettings, span_exporter
-from triptych_common.telemetry.plain_spans import PlainTracer, active_span
+from triptych_common.telemetry.plain_spans import PlainTracer, TailSampling, active_span
 from triptych_common.telemetry.span_records import INSTANCE
-from triptych_common.telemetry.plain_spans import TailSampling
 
 ID_BYTES = 16
 _NUM_AT_ONCE = 256
@@ -106,7 +105,6 @@ class _Provider(TracerProvider):
 
 
 class _InstanceOnEverySpan(SpanProcessor):
-
     def __init__(self, instance: str) -> None:
         self._instance = instance
 

@@ -43,7 +43,6 @@ class BusChanged:
 
 @dataclass
 class PinReply:
-
     mm_hash: str
     reply: StoreReply | StoreError
 

@@ -141,7 +141,6 @@ def _environment() -> dict[str, str]:
 
 
 class Session:
-
     def __init__(self, process: _Process, output: int, what: str, bounds: DecodingBounds) -> None:
         """`output`: memory that both processes map; `what`: the item's kind, as callers read it."""
         self._process = process

@@ -62,7 +62,6 @@ def announced_capabilities(
 
 
 class StoreChanges:
-
     def __init__(self) -> None:
         self.happened = asyncio.Event()
         self.is_over = False

@@ -89,7 +89,6 @@ class Alarm:
 
 
 class Closer(Protocol):
-
     def close(self) -> None: ...
 
 

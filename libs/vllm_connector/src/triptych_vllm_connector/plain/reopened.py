@@ -18,7 +18,6 @@ LAST_RETRY_S = 1.0
 
 
 class OverStore(Protocol):
-
     @property
     def has_ended(self) -> bool: ...
 

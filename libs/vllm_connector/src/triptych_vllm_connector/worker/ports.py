@@ -12,7 +12,6 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 
 @runtime_checkable
 class WorkerConnector(Protocol):
-
     config: ConnectorConfig
     num_ranks: int
     writer: WritingWorker | None

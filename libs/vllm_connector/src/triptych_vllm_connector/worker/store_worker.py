@@ -23,7 +23,6 @@ TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
 
 
 class StoreWorker:
-
     def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config
         self._opened: WorkerTransports | None = None  # for the session's thread, which may come first

@@ -8,11 +8,11 @@ from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import REDIS, SHM, Descriptor
 from triptych_common.region import RegionMapping
-from triptych_common.region.fence import Place
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import OnDone
 from triptych_common.region.cuda.transports import TorchDevice
+from triptych_common.region.fence import Place
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.region.transport import (
     OnRelease,

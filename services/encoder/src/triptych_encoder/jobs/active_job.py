@@ -47,7 +47,6 @@ MAX_ROUNDS = 5  # of late joiners; they see the sealed metadata, so none of them
 
 
 class JobState(Enum):
-
     STARTED = "started"  # the media are fetched and preprocessed
     PREPROCESSED = "preprocessed"  # its size is known; the store is asked for space
     RESERVED = "reserved"  # blocks are held, or the entry is there; the item is announced

@@ -1,20 +1,21 @@
 """Spans of a job's stages, in the job's own trace, and its metrics."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
 from prometheus_client import Histogram
+
 from triptych_common.bus import Delivery
+from triptych_common.coordination import Registration
+from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.jobs.active_job import JobState
 from triptych_encoder.metrics import EncoderMetrics
-import asyncio
-from triptych_common.coordination import Registration
-from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.telemetry.logs import get_logger
 
 MIN_ENCODES = 4  # the first ones take longer
 FADE = 0.9  # of what was known, with each encode
@@ -71,7 +72,6 @@ class EncodeSpeed:
 
 
 class JobTelemetry:
-
     def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed, own_stream: str) -> None:
         self._instance = instance
         self._own_stream = own_stream
@@ -174,5 +174,3 @@ class JobTelemetry:
             "triptych.mm_hash": job.mm_hash,
             "triptych.job_id": job.job_id,
         }
-
-

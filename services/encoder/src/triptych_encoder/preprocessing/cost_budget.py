@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 
 class CostBudget:
-
     def __init__(self, capacity: int) -> None:
         """`capacity`: a cost above it is taken alone."""
         self._capacity = capacity

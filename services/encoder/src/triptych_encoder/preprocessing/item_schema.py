@@ -24,7 +24,6 @@ class ItemMismatchError(TriptychError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-
     kind: str  # dtype, `list`, or the name of a type
     dims: tuple[int, ...] = ()
     product: int | None = None  # of the values of a small tensor of whole numbers, e.g. a grid
@@ -35,7 +34,6 @@ Parts = Mapping[str, Sequence[Part]]  # by path; several at the path of a list's
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-
     parts: Parts
     num_embeds: int
 

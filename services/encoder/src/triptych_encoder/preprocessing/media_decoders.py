@@ -137,7 +137,6 @@ class AudioDecoder:
 
 @dataclass(frozen=True, slots=True)
 class VideoDecoder:
-
     bounds: VideoBounds
     processes: DecodeProcesses
     backend: str | None  # vLLM's name of the loader that chooses the model's frames; None: its default

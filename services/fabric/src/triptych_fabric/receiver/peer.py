@@ -42,7 +42,6 @@ MAX_UNREAD_FRAMES = 2 * MAX_LIVE_OFFERS  # answers that the peer does not read
 
 @dataclass(frozen=True)
 class ReceiverParts:
-
     own: Identity
     credentials: Credentials
     store: LocalStore

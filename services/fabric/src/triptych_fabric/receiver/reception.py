@@ -1,8 +1,8 @@
 """Reception of one entry from another agent into the agent's own store.
 
-The offer waits for its part of the budget, and for room in the store. Then its blocks are held: this agent is
-their writer, and a watcher finds the entry being written. Once its bytes have come and are right, it is sealed.
-An offer that is withdrawn, or fails, gives its blocks back when nothing writes to them any more.
+The offer waits for its part of the budget, and for room in the store. Then its blocks are held: this agent
+is their writer, and a watcher finds the entry being written. Once its bytes have come and are right, it is
+sealed. An offer that is withdrawn, or fails, gives its blocks back when nothing writes to them any more.
 """
 
 import asyncio
@@ -105,7 +105,6 @@ class OfferRefusedError(Exception):
 
 
 class OfferChannel(Protocol):
-
     def accept(self, number: int, sink: Sink) -> None: ...
 
     def answer(self, number: int, kind: FrameKind) -> None: ...

@@ -1,8 +1,8 @@
 """Push of one entry from the agent's own store to the receiver's.
 
-The entry is pinned, or watched while an encoder writes it. The receiver's agent is offered its shape and size;
-the bytes wait for the answer and for the seal, and are sent in fair order with those of other entries. The
-push ends when the receiver has checked and sealed, or had the entry already.
+The entry is pinned, or watched while an encoder writes it. The receiver's agent is offered its shape and
+size; the bytes wait for the answer and for the seal, and are sent in fair order with those of other entries.
+The push ends when the receiver has checked and sealed, or had the entry already.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Pushed:
-
     num_bytes: int  # that crossed the network; 0: the receiver had the entry
     began_at: float  # monotonic seconds
     ended_at: float

@@ -188,7 +188,6 @@ class NixlSenderEnd(SenderEnd):
 
 @dataclass
 class OpenOffer:
-
     sink: Sink
     is_begun: bool = False
     num_written: int = 0  # bytes

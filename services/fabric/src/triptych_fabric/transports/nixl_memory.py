@@ -36,7 +36,6 @@ def load_nixl() -> Any:
 
 
 class NixlWrite:
-
     def __init__(self, handle: Any, state: str) -> None:
         self.handle = handle
         self.state = state

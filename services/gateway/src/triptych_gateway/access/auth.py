@@ -104,7 +104,6 @@ class ApiKeysFileError(TriptychError):
 
 
 class ApiKeyEntry(KeyLimits):
-
     name: PlainName
     sha256: Sha256 = Field(repr=False)
     tenant: PlainName | None = None

@@ -94,7 +94,6 @@ class RequestCharge:
 
 @dataclass(slots=True)
 class _Settlement:
-
     corrections: dict[str, RateCharge] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
 

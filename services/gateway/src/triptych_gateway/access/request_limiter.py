@@ -47,7 +47,6 @@ class RequestLimiter:
 
 
 class RequestPlace:
-
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
         self._began_at = 0.0

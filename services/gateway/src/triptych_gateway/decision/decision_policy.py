@@ -178,7 +178,6 @@ OverrideSetting = Literal["none", "operators", "all"]
 
 
 class EncodeOverride:
-
     def __init__(self, allowed: OverrideSetting) -> None:
         """Store the setting; `operators` allows API keys with `operator = true`."""
         self._allowed = allowed

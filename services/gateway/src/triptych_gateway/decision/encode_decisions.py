@@ -58,7 +58,6 @@ class DecidedRequest:
 
 
 class EncodeDecisions:
-
     def __init__(
         self,
         *,

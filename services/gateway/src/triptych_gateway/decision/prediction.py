@@ -31,7 +31,6 @@ BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it ma
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-
     num_items: int
     num_rows: float  # of all items
     num_new_items: int  # that no encoder has made or is making

@@ -19,7 +19,6 @@ FIRST_LEAD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OrderPlace:
-
     namespace_digest: str = ""
     fair_key: FairKey = DEFAULT_KEY
     deadline: float = 0.0  # monotonic seconds

@@ -142,8 +142,8 @@ class ItemWait:
     def on_needed_again(self, mm_hash: MmHash) -> None:
         """Record that prefill_decode lacks the item, having started over after the first token.
 
-        A whole answer does not show its first token: all its items count as needed until its end, which may be
-        long after the first deadline.
+        A whole answer does not show its first token: all its items count as needed until its end, which may
+        be long after the first deadline.
         """
         self.needed_at = time.monotonic()
         self._needed.add(mm_hash)

@@ -28,7 +28,6 @@ SPARE_PART = 4  # one of this many slots of an encoder is spare
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-
     num_slots: int
     num_spare: int  # of them, for flows that have none
     num_gateways: int
@@ -75,7 +74,6 @@ class _Job:
 
 @dataclass(slots=True)
 class _Read:
-
     num_jobs: int  # of all gateways
     num_own: int  # of them, and of those that others took the places of at once
 

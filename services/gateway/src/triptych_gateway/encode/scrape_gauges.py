@@ -116,7 +116,6 @@ Series = tuple[str, str]  # model, role
 
 
 class WaitingWork:
-
     def __init__(
         self, orders: EncodeOrders, view: RegistryView, router: Router, metrics: GatewayMetrics
     ) -> None:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
-from pydantic import BaseModel
 from typing import Annotated, Any
+
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictStr
 
 _CONVERTER = re.compile(r":\w+}")  # of a path's parameter, as Starlette reads it
@@ -100,7 +99,6 @@ class ChatForm(StrEnum):
 
 
 class BodyForm(StrEnum):
-
     NONE = "none"
     JSON = "json"
     FORM = "form"  # multipart
@@ -167,5 +165,3 @@ class Endpoint:
     @property
     def parameters(self) -> list[str]:
         return re.findall(r"{(\w+)}", self.shown_path)
-
-

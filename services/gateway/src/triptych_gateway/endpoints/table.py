@@ -7,8 +7,17 @@ A forwarded endpoint needs an entry here and nothing else. One that the gateway 
 from dataclasses import replace
 
 from triptych_gateway.endpoints import fields, response_fields
-from triptych_gateway.endpoints.endpoint import ChatBody, MessagesBody, ResponseBody, TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, ServedBy
+from triptych_gateway.endpoints.endpoint import (
+    BodyForm,
+    ChatBody,
+    ChatForm,
+    Endpoint,
+    EndpointKind,
+    MessagesBody,
+    ResponseBody,
+    ServedBy,
+    TextBody,
+)
 from triptych_gateway.endpoints.local_endpoints import LOCAL
 
 RESPONSES_PATH = "/v1/responses"
@@ -159,9 +168,7 @@ FORWARDED = (
     *(replace(_SCORE, path=path) for path in ("/score", "/v1/score")),
     *(replace(_RERANK, path=path) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     replace(_SOUND, path="/v1/audio/transcriptions", summary="The text of a sound"),
-    replace(
-        _SOUND, path="/v1/audio/translations", summary="The text of a sound, in another language"
-    ),
+    replace(_SOUND, path="/v1/audio/translations", summary="The text of a sound, in another language"),
     replace(
         _TOKENS,
         path=TOKENIZE_PATH,

@@ -79,7 +79,6 @@ class Downloaded:
 
 
 class DownloadProgress(Protocol):
-
     is_queued: bool  # it waits for a slot
 
     def grow(self, num_bytes: int) -> None:

@@ -33,7 +33,6 @@ class FetchError(TriptychError):
 
 
 class MalformedUrlError(FetchError):
-
     outcome = "refused"
 
 

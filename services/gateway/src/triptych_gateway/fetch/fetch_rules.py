@@ -196,7 +196,6 @@ class FetchUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-
     ports: frozenset[int]
     hosts: HostRules
     addresses: AddressRules

@@ -19,7 +19,6 @@ _ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-
     may_keep: bool
     fresh_s: float = 0.0  # seconds for which it may be used without a request
     etag: str | None = None

@@ -39,7 +39,6 @@ MAX_RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-
     max_attempts: int
 
     def wait_s(self, num_attempts: int, error: ServerFailedError, chance: float) -> float | None:
@@ -60,7 +59,6 @@ class RetryPolicy:
 
 
 class SharedDownload:
-
     def __init__(self) -> None:
         self.is_queued = False  # no slot yet
         self.num_bytes = 0
@@ -114,7 +112,6 @@ class SharedDownload:
 
 
 class SharedDownloads:
-
     def __init__(self, downloader: Downloader, settings: FetchSettings, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
         self._policy = RetryPolicy(settings.fetch_max_attempts)

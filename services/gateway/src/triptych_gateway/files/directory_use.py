@@ -22,7 +22,6 @@ OWNER_CHARS = 32
 
 @dataclass(slots=True)
 class Use:
-
     num_files: int = 0
     num_bytes: int = 0
 

@@ -69,7 +69,6 @@ T = TypeVar("T")
 
 
 class FileUploads:
-
     def __init__(
         self, store: FileStore, media: MediaLimits, limiter: RequestLimiter, threads: Executor
     ) -> None:

@@ -30,7 +30,6 @@ MOST_SPARE_S = 10.0  # most time: other encoders cannot take jobs that wait behi
 
 
 class PlaceReason(StrEnum):
-
     NEAR = "near"  # they keep up
     LESS_BUSY = "less_busy"  # they are done sooner, with the transfer
     ONLY_PLACE = "only_place"  # no other store has encoders of the namespace

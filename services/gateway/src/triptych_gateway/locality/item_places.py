@@ -15,7 +15,6 @@ MAX_KNOWN = 8192  # items
 
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-
     mm_hash: MmHash
     store: str
     num_bytes: int

@@ -45,7 +45,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWait:
-
     view: RegistryView
     orders: EncodeOrders
     item_wait: ItemWait

@@ -31,7 +31,6 @@ _BOUNDARY = secrets.token_hex(16)
 
 @dataclass(frozen=True, slots=True)
 class AudioRequest:
-
     body: dict[str, Any]  # fields that the gateway reads
     form: bytes  # form to send
     content_type: str

@@ -75,7 +75,6 @@ def encode_class_of(context: RequestContext, body: Mapping[str, Any]) -> EncodeC
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-
     context: RequestContext
     request: ChatRequest | AudioRequest | TextRequest
     body: bytes

@@ -53,7 +53,6 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-
     instances: Instances
     stages: Stages
     transfers: TransferOrders

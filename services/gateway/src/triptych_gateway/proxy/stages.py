@@ -173,7 +173,6 @@ class StageFailedError(TriptychError):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-
     http: ClientSession
     router: Router
     decisions: EncodeDecisions

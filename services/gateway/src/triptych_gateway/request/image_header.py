@@ -34,7 +34,6 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
     height: int

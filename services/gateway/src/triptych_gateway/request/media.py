@@ -111,7 +111,6 @@ class ItemNaming:
 
 @dataclass(frozen=True, slots=True)
 class MediaIntake:
-
     limits: MediaLimits
     threads: Executor
     fetcher: MediaFetcher

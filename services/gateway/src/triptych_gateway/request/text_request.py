@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.endpoint import TextBody
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind, TextBody
 from triptych_gateway.request.body_bounds import check_bounds, check_fields, prompt_too_large
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (

@@ -197,7 +197,6 @@ _FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-
     index: ResponseIndex
     images: KeptImages
 
@@ -216,7 +215,6 @@ class ResponseParts:
 
 
 class _FoundExchange(Exchange[Request]):
-
     def __init__(
         self,
         endpoint: Endpoint,
@@ -233,7 +231,6 @@ class _FoundExchange(Exchange[Request]):
 
 
 class ResponseExchange(_FoundExchange[ResponseRequest]):
-
     async def _read(self, booking: Booking, guard: Guard) -> ResponseRequest:
         responses = self._responses
         body = await self._read_body(booking, guard)

@@ -46,7 +46,6 @@ class ResponseImage(BaseModel):
 
 
 class ResponseRecord(BaseModel):
-
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
 
     version: Literal[1] = 1
@@ -78,7 +77,6 @@ class FoundResponse:
 
 
 class ResponseIndex:
-
     def __init__(self, stored: StoredResponses, view: RegistryView) -> None:
         self._stored = stored
         self._view = view

@@ -16,7 +16,6 @@ OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 
 
 class ForwardedApp:
-
     def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
         self.endpoint = endpoint
         self._open_exchange = open_exchange

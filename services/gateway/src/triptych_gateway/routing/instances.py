@@ -214,7 +214,6 @@ MAX_HASHED_BYTES = 4 << 20  # of a body, beside its length
 
 
 class LostRequests:
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lives: TTLCache[bytes, frozenset[Incarnation]] = TTLCache(MAX_REQUESTS, MEMORY_S, clock)
 

@@ -40,7 +40,6 @@ from triptych_gateway.tracing import attributes
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-
     stage: str
     filters: tuple[Filter, ...]
     scorers: tuple[tuple[str, float, Scorer], ...]  # with name and weight, which is above 0

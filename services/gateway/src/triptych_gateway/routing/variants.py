@@ -54,7 +54,6 @@ _HASH_BYTES = 7  # 53 bits of them make a float below 1 without rounding
 
 
 class VariantReason(StrEnum):
-
     ONLY_ONE = "only_one"
     HEADER = "header"  # the request names its version
     SHARE = "share"  # by the operator's weights

@@ -13,7 +13,6 @@ from triptych_gateway.routing.registry_view import RegistryView
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-
     records: tuple[InstanceRecord, ...] = ()
     stores: frozenset[str] = frozenset()
     store_of: dict[str, str] = field(default_factory=dict)  # by instance

@@ -29,7 +29,6 @@ Places = Mapping[MmHash, Sequence[EntryPlace]]
 
 @dataclass(frozen=True, slots=True)
 class TransferSource:
-
     store: str
     num_bytes: int
     is_sealed: bool  # now; else an encoder is at it

@@ -39,7 +39,6 @@ ALLOWED: dict[TransferState, frozenset[TransferState]] = {
 
 
 class OrderReason(StrEnum):
-
     NEW = "new"  # an encoder makes it, or has just found it
     DIRECTORY = "directory"  # it was encoded before, for another store
     EVICTED = "evicted"  # the target had it, and has it no more

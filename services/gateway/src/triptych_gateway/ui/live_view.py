@@ -57,7 +57,6 @@ PAGE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-
     content: bytes
     media_type: str
 
@@ -118,7 +117,6 @@ PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):
-
     media_type = "text/event-stream"
 
     def __init__(

@@ -23,7 +23,6 @@ TIMEOUT_S = 0.5
 
 
 class StoreReader:
-
     def __init__(self, socket_path: Path, client_name: str) -> None:
         self._socket_path = socket_path
         self._client_name = client_name
@@ -71,7 +70,6 @@ DIGEST_CHARS = 12  # of a namespace's, which are shown
 
 
 class SystemView:
-
     def __init__(
         self,
         *,

@@ -16,7 +16,6 @@ PCI_BUS_ID_BYTES = 32
 
 
 class RuntimeDriver:
-
     def __init__(self, device: int) -> None:
         self._device = device
         try:

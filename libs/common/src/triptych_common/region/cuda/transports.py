@@ -88,7 +88,6 @@ class TorchDevice:
 
 
 class RegisteredRegion:
-
     def __init__(
         self, driver: CudaDriver, mapping: RegionMapping, max_piece_bytes: int = MAX_PIECE_BYTES
     ) -> None:

@@ -76,7 +76,6 @@ def _size_of(block: int) -> int:
 
 
 class ServingStage(StrEnum):
-
     WHOLE = "whole"  # prefill and decode
     PREFILL = "prefill"  # its KV cache is kept for an instance that decodes
     DECODE = "decode"  # from a KV cache that another instance has made

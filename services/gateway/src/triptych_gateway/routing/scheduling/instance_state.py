@@ -158,13 +158,11 @@ class _New(NamedTuple):
 
 
 class Waiting(NamedTuple):
-
     prefill_s: float
     decode_s: float
 
 
 class _Sent:
-
     def __init__(self) -> None:
         self.prefixes = PrefixMemory()
         self.items: LRUCache[MmHash, None] = LRUCache(MAX_ITEMS)

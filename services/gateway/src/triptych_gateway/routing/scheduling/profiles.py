@@ -158,7 +158,6 @@ Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
 
 class StageProfile(BaseModel):
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: Mapping[str, Weight] = {}
