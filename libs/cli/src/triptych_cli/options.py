@@ -95,9 +95,7 @@ Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")
 RegionBytes = Annotated[
     int | None,
     typer.Option(
-        min=1 << 20,
-        show_default="256 MiB, less on a small tmpfs",
-        help="Bytes of shared memory for tensors.",
+        min=1 << 20, show_default="256 MiB, less on a small tmpfs", help="Bytes of shared memory for tensors."
     ),
 ]
 EncoderArgs = Annotated[

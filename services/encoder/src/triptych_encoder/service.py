@@ -150,11 +150,7 @@ class EncoderService:
         self._replies = ReplyReader(bus, names, instance, ledger, store_client)
         self._runner = JobRunner(
             engine,
-            EngineWatchdog(
-                settings.engine_timeout_s,
-                engine_activity(gpus_are_busy),
-                EngineFailedError,
-            ),
+            EngineWatchdog(settings.engine_timeout_s, engine_activity(gpus_are_busy), EngineFailedError),
             EncodeGate(gate_policy(settings), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),

@@ -176,10 +176,7 @@ class TlsListener:
     async def _shake_hands(self, connection: _Connection) -> None:
         async with asyncio.timeout_at(connection.deadline):
             await self._loop.connect_accepted_socket(
-                self._protocol,
-                connection.sock,
-                ssl=self._context,
-                ssl_handshake_timeout=self._timeout_s,
+                self._protocol, connection.sock, ssl=self._context, ssl_handshake_timeout=self._timeout_s
             )
 
     def _on_end(self, connection: _Connection, task: "asyncio.Task[None]") -> None:

@@ -119,10 +119,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     role = settings.announced_role
     config = ConnectorConfig.of_service(
-        settings,
-        namespace_digest=digest,
-        has_encoder=settings.has_tower,
-        decodes_only=role is Role.DECODE,
+        settings, namespace_digest=digest, has_encoder=settings.has_tower, decodes_only=role is Role.DECODE
     )
     on_gpu = has_gpu()
     kv_config = None

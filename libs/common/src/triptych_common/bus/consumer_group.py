@@ -17,12 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.protocol.names import OWNER_GROUP
-from triptych_common.redis_client.commands import (
-    COMMAND_LIMIT_S,
-    READ_LIMIT_S,
-    is_existing_group,
-    read_time,
-)
+from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group, read_time
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, Value, load_script
 
 CLOCK_CHECK_AGE_S = 1.0

@@ -21,12 +21,7 @@ from vllm.utils.cache import CacheInfo
 
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
 from triptych_vllm_connector.records.item_fields import is_for_language_model
-from triptych_vllm_connector.records.packing import (
-    NotRecordableError,
-    pack_tensor,
-    pack_tokens,
-    pack_value,
-)
+from triptych_vllm_connector.records.packing import NotRecordableError, pack_tensor, pack_tokens, pack_value
 
 MAX_UNDECLARED_BYTES = 64 << 10
 """Maximum size of a field that `item_fields` does not name: in a model from outside vLLM it may be media."""

@@ -198,10 +198,7 @@ def replay_records(
 
     replace(renderer, "_mm_processor_cache", cache, used_by=(BaseRenderer._process_multimodal,))
     replace(
-        renderer,
-        "_process_multimodal_async",
-        process_async,
-        used_by=(BaseRenderer._process_tokens_async,),
+        renderer, "_process_multimodal_async", process_async, used_by=(BaseRenderer._process_tokens_async,)
     )
     info = renderer.get_mm_processor().info
     _let_items_pass(info, cache, are_all_items=renders_media)

@@ -81,9 +81,7 @@ class PartialRequests:
 def newest(requests: Iterable[Any], *, by_priority: bool) -> Any | None:
     """The request that gives way first: the last to arrive, of the lowest priority."""
     return max(
-        requests,
-        key=lambda each: (each.priority if by_priority else 0, each.arrival_time),
-        default=None,
+        requests, key=lambda each: (each.priority if by_priority else 0, each.arrival_time), default=None
     )
 
 

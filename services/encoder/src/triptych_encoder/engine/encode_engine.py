@@ -140,7 +140,7 @@ def _inputs_of(
                 "mm_kwargs": type(engine_input["mm_kwargs"])({modality: [item]}),
                 "mm_hashes": {modality: [piece_hash]},
                 "mm_placeholders": {
-                    modality: [dataclasses.replace(position, length=end - first, is_embed=mask)],
+                    modality: [dataclasses.replace(position, length=end - first, is_embed=mask)]
                 },
             }
         )

@@ -128,10 +128,7 @@ class AudioDecoder:
         if container_of(media, AUDIO_CONTAINERS) is None:
             raise BadMediaError("the bytes are not audio of a format that is decoded")
         return load_audio(
-            BytesIO(media),
-            sr=None,
-            max_duration_s=self.bounds.max_s,
-            max_decode_bytes=self.bounds.max_bytes,
+            BytesIO(media), sr=None, max_duration_s=self.bounds.max_s, max_decode_bytes=self.bounds.max_bytes
         )
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from triptych_common.coordination import Registry
-from triptych_common.domain.errors import (
-    BusUnavailableError,
-    ItemTooLargeError,
-    StoreError,
-    StoreFullError,
-)
+from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.domain.transports import (
     StoreSlab,
     TransportCapabilities,

@@ -402,11 +402,7 @@ class EncodeOrders:
                 self._fail_job(mm_hash, claim.job_id, failure_of(claim), is_final=is_final)
 
     async def _publish(
-        self,
-        claim: FlightClaim,
-        item: Item,
-        item_waits: list[ItemWait],
-        requesters: tuple[Requester, ...],
+        self, claim: FlightClaim, item: Item, item_waits: list[ItemWait], requesters: tuple[Requester, ...]
     ) -> JobPlace | None:
         media = self._media_cache.media_of(item.mm_hash)
         if media is None:

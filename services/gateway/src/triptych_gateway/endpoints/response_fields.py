@@ -72,11 +72,7 @@ _ITEM = _any_kind(
         phase={**STRING, "enum": ["commentary", "final_answer", None]},
     ),
     _kind(
-        "function_call",
-        ("call_id", "name", "arguments"),
-        id=STRING,
-        namespace=STRING,
-        status=_STATUS_OR_NULL,
+        "function_call", ("call_id", "name", "arguments"), id=STRING, namespace=STRING, status=_STATUS_OR_NULL
     ),
     _kind("custom_tool_call", ("call_id", "name", "input"), id=STRING, namespace=STRING, status=STRING),
     _kind(

@@ -15,12 +15,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry import get_logger
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.downloader import Downloaded, Downloader
-from triptych_gateway.fetch.failures import (
-    FetchBusyError,
-    FetchError,
-    FetchTimeoutError,
-    ServerFailedError,
-)
+from triptych_gateway.fetch.failures import FetchBusyError, FetchError, FetchTimeoutError, ServerFailedError
 from triptych_gateway.fetch.fetch_rules import FetchUrl
 from triptych_gateway.fetch.response_cache import CacheKey
 from triptych_gateway.metrics import GatewayMetrics

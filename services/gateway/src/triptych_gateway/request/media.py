@@ -94,14 +94,7 @@ class ItemNaming:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(
-            part,
-            identity,
-            content,
-            image,
-            self.processor_options,
-            self.media_io_options,
-            piece_rows,
-            digest,
+            part, identity, content, image, self.processor_options, self.media_io_options, piece_rows, digest
         )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:
@@ -190,10 +183,7 @@ class MediaIntake:
         return None
 
     async def _take_all(
-        self,
-        request: ChatRequest,
-        namespace_digest: str,
-        fetches: Mapping[int, asyncio.Task[bytes]],
+        self, request: ChatRequest, namespace_digest: str, fetches: Mapping[int, asyncio.Task[bytes]]
     ) -> tuple[TakenItem, ...]:
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []

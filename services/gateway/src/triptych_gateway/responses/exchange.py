@@ -126,12 +126,7 @@ async def continue_from(
         raise _other_options(MEDIA_IO_FIELD)
     earlier = [
         MediaPart(
-            index,
-            (),
-            Modality.IMAGE,
-            "",
-            PREVIOUS_FIELD,
-            file=await images.find(image, caller, response_id),
+            index, (), Modality.IMAGE, "", PREVIOUS_FIELD, file=await images.find(image, caller, response_id)
         )
         for index, image in enumerate(record.images)
     ]

@@ -166,10 +166,7 @@ class RequestSpan:
         """Record the first chunk of a stream."""
         seconds = self._stages.end_first_chunk(sealed_at, time.monotonic())
         self._span.set_attributes(
-            {
-                attributes.SERVER_TIME_TO_FIRST_TOKEN: seconds,
-                attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds,
-            }
+            {attributes.SERVER_TIME_TO_FIRST_TOKEN: seconds, attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds}
         )
         if self._recent is not None:
             self._recent.first_token_at = self._stages.last_at
@@ -217,13 +214,7 @@ def _number(value: object) -> int | None:
 
 @contextmanager
 def request_span(
-    request_id: str,
-    *,
-    operation: str,
-    route: str,
-    scope: Scope,
-    arrived_at: float,
-    context: Context,
+    request_id: str, *, operation: str, route: str, scope: Scope, arrived_at: float, context: Context
 ) -> Iterator[RequestSpan]:
     """Run the block in the span; its parent is the caller's span, if `context` has one."""
     address = address_of(scope)

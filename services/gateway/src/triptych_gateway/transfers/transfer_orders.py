@@ -394,11 +394,7 @@ class TransferOrders:
 
 
 def transfer_order(
-    transfer: Transfer,
-    source: str,
-    entries: tuple[MmHash, ...],
-    gateway: str,
-    item_waits: Iterable[ItemWait],
+    transfer: Transfer, source: str, entries: tuple[MmHash, ...], gateway: str, item_waits: Iterable[ItemWait]
 ) -> TransferOrder:
     """Return the order to the agent of store `source`, of the highest class among `item_waits`."""
     classes = (each.fair_key.encode_class for each in item_waits)

@@ -18,12 +18,7 @@ from triptych_gateway.request.content_parts import (
     find_media,
     format_place,
 )
-from triptych_gateway.request.forms.form import (
-    Fields,
-    Form,
-    add_media,
-    not_beside_media,
-)
+from triptych_gateway.request.forms.form import Fields, Form, add_media, not_beside_media
 
 IMAGE_TYPE = "input_image"
 TEXT_TYPE = "input_text"
