@@ -45,7 +45,7 @@ def of_agent(agent: AgentActor, digest: Digest, stands: Digest) -> Any:
 
 def _push(push: EntryPush) -> Any:
     offer = push._offer
-    waits = () if offer is None else (offer.answered, offer.sent, offer.stored)
+    waits = () if offer is None else (offer.answered, offer.stored)
     return push.has_lost_link, *(each.done() for each in waits)
 
 

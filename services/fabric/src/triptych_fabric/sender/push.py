@@ -100,7 +100,6 @@ class EntryPush:
         self._check(descriptor, spec)
         view = self._store.mapping.view(descriptor.offset, spec.num_bytes)
         link.send(offer, view, self._encode_class)
-        await asyncio.shield(offer.sent)
         await asyncio.shield(offer.stored)
         now = time.monotonic()
         return Pushed(spec.num_bytes, offer.began_at or now, now, link.transport)
