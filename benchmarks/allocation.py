@@ -21,12 +21,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych_cache_store.entries import space as room
-from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
+from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryTable
-from triptych_cache_store.entries.eviction import EvictionPolicy
-from triptych_cache_store.entries.space import Space
+from triptych_cache_store.entries.space import EvictionPolicy, Space
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import TensorSpec
@@ -120,9 +120,7 @@ class Simulation:
 
     def __init__(self, mix: Mix, scheme: str, seed: int) -> None:
         layout = RegionLayout.fit(mix.region_gib * GIB, BLOCK)
-        pool: BlockPool = (
-            BuddyPool(layout.num_blocks) if "buddy" in scheme else BestFitPool(layout.num_blocks)
-        )
+        pool: Any = BuddyPool(layout.num_blocks) if "buddy" in scheme else BestFitPool(layout.num_blocks)
         journal = RegionJournal(memoryview(bytearray(layout.data_offset)), layout)
         self.mix, self.scheme = mix, scheme
         self.space = Space(EntryTable(BLOCK), pool, EvictionPolicy(), journal)

@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from tests.support.fast.redis_inspection import registered_records  # noqa: E402
 from tests.support.real import inspection  # noqa: E402
 from tests.support.real.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
-from triptych_common.protocol.names import StreamNames, all_encode_jobs  # noqa: E402
+from triptych_common.protocol.names import StreamNames  # noqa: E402
 from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
 from triptych_common.store_session import AsyncStoreSession  # noqa: E402
 
@@ -70,7 +70,7 @@ class StateReader:
         return await self._sum(self._engine, "vllm:num_requests_running", "vllm:num_requests_waiting{")
 
     async def jobs(self) -> int:
-        streams = [key async for key in self._bus.scan_iter(match=all_encode_jobs(self._names))]
+        streams = [key async for key in self._bus.scan_iter(match=self._names.encode_jobs("*", "*"))]
         return sum([int(await self._bus.xlen(stream)) for stream in streams])
 
     async def flights(self) -> int:

@@ -33,7 +33,7 @@ from tests.support.fast.layout import Layout  # noqa: E402
 from tests.support.fast.processes.tensors import png  # noqa: E402
 from tests.support.fast.redis_inspection import RedisServer  # noqa: E402
 from tests.support.fast.system import FastSystem  # noqa: E402
-from triptych_common.protocol.steps import Party  # noqa: E402
+from tests.support.protocol_steps import Party  # noqa: E402
 
 SIDE = 6  # pixels: a picture of 36 rows
 STREAM_TOKENS = 120

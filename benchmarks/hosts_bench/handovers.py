@@ -20,7 +20,7 @@ from tests.support.fast.processes.tensors import MAX_GRID, WIDE_WIDTH, png, wide
 from tests.support.hosts.layout import HostsLayout, Place
 from tests.support.hosts.network import Network
 from tests.support.hosts.system import HostsSystem, running_hosts
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 EVERYTHING = Place(num_encoders=1, num_prefill_decodes=1, num_gateways=1)
 APART = {"a": Place(num_encoders=1), "b": Place(num_prefill_decodes=1, num_gateways=1)}

@@ -21,7 +21,7 @@ from tests.support.fast.processes.forkserver import ServiceProcess
 from tests.support.fast.redis_inspection import used_bytes
 from tests.support.fast.scenario import COMMON_STEPS, Action, Point, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STAGE_STEPS, Party, Step
+from tests.support.protocol_steps import STAGE_STEPS, Party, Step
 
 LAYOUTS = {
     "e+pd": Layout(

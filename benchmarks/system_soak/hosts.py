@@ -16,7 +16,7 @@ from tests.support.fast.scenario import COMMON_STEPS, Action
 from tests.support.hosts.fabric_points import fabric_points
 from tests.support.hosts.layout import CONTROL, HostsLayout, Place
 from tests.support.hosts.system import HostsSystem, running_hosts
-from triptych_common.protocol.steps import FABRIC_STEPS
+from tests.support.protocol_steps import FABRIC_STEPS
 
 LAYOUT = HostsLayout(
     places={

@@ -21,7 +21,7 @@ from tests.support.fast.scenario import (
     points_of,
 )
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Occurs, Party
+from tests.support.protocol_steps import Occurs, Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

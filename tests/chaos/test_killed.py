@@ -16,7 +16,7 @@ from tests.support.fast.case import (
     judge,
 )
 from tests.support.fast.scenario import Action, Point, Scenario, points_of
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

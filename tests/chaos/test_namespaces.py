@@ -17,9 +17,9 @@ from tests.support.fast.layout import DEPLOYMENT, Layout
 from tests.support.fast.processes.tensors import DIGEST, png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import START_LIMIT_S, FastSystem
+from tests.support.protocol_steps import Party
 from tests.support.waiting import until
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
-from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

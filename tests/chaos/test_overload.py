@@ -11,7 +11,7 @@ from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.layout import Layout
 from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from tests.support.fast.layout import Layout
 from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Point, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 NUM_PIECES = 4
 LAYOUT = Layout(num_pieces=NUM_PIECES)

@@ -15,7 +15,7 @@ from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Scenario, points_of
 from tests.support.fast.system import FastSystem
 from tests.support.faults.redis_pair import raw
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 from triptych_common.redis_client.rights import rules
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

@@ -19,11 +19,11 @@ from tests.support.fast.processes.next_release import VERSION
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import FastSystem
+from tests.support.protocol_steps import Party
 from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError
-from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

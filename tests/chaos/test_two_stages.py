@@ -14,7 +14,7 @@ from tests.support.fast.processes.points import RECEIVED, SENDING
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Point, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STAGE_STEPS, Party, step
+from tests.support.protocol_steps import STAGE_STEPS, Party, step
 
 pytestmark = [
     pytest.mark.chaos,

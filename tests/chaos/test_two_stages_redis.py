@@ -5,7 +5,7 @@ import pytest
 from tests.support.fast.case import is_anything, is_right, is_right_or_documented_error, judge
 from tests.support.fast.layout import Layout
 from tests.support.fast.scenario import Action, Point, Scenario, points_of
-from triptych_common.protocol.steps import STAGE_STEPS
+from tests.support.protocol_steps import STAGE_STEPS
 
 pytestmark = [
     pytest.mark.chaos,

@@ -14,7 +14,7 @@ from tests.support.fast.layout import Layout
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

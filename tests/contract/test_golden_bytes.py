@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from triptych_common.protocol import codec, item_record, messages, store, transfers
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import BUS_MESSAGES
 from triptych_common.protocol.messages import SCHEMA_VERSION, Message
 from triptych_common.protocol.store import STORE_PROTOCOL_VERSION, StoreFrame
 

@@ -17,14 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "tests" / "gpu" / "requirements.txt"
 KIT_REQUIREMENTS = ROOT / "tests" / "gpu" / "kit" / "requirements.txt"
 COMMON = ROOT / "libs" / "common" / "src"
-CALLERS_BY_HTTP = COMMON / "triptych_common" / "runtime" / "http_client.py"  # the store does not import it
 CONNECTOR = ROOT / "libs" / "vllm_connector" / "src" / "triptych_vllm_connector"
 LOADED_WORKER_MODULES = (
-    "containment.py", "cuda_transports.py", "encode_clock.py", "loading.py", "store_worker.py",
+    "containment.py", "cuda_transports.py", "loading.py", "store_worker.py",
     "transports.py", "writing.py",
 )  # fmt: skip
 IMPORTED_BY_GPU_TESTS = (
-    *(file for file in COMMON.rglob("*.py") if file != CALLERS_BY_HTTP),
+    *COMMON.rglob("*.py"),
     *(ROOT / "services" / "cache_store" / "src").rglob("*.py"),
     ROOT / "tests" / "support" / "stores.py",
     *(ROOT / "tests" / "gpu").rglob("*.py"),

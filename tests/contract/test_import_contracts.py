@@ -3,7 +3,7 @@
 import subprocess
 
 from tests.contract.product_sources import ROOT
-from triptych_cli.commands.check import steps
+from tests.support.check import steps
 
 LIMIT_S = 120.0
 

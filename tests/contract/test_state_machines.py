@@ -125,5 +125,5 @@ def test_the_step_that_is_checked_is_the_one_that_is_taken() -> None:
                 updates = f"{state.rpartition('.')[0]} = " in after and f"'state': {to}" in after
                 assert f"{state} = {to}\n" in f"{after}\n" or updates, f"{path.relative_to(ROOT)}: {step}"
                 owners.add(path)
-    in_python = {m for _, m, _ in DRAWN} - {"common.coordination.flight_state"}  # whose owner is Lua
+    in_python = {m for _, m, _ in DRAWN} - {"common.coordination.single_flight"}  # whose owner is Lua
     assert len(owners) == len(in_python)

@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
+from tests.support.protocol_steps import STEPS, Channel, Party, Step
 from triptych_common.protocol import store
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import BUS_MESSAGES
 from triptych_common.protocol.messages import Decision, Message, Outcome
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
 COMMANDS = set(get_args(get_args(store.StoreCommand)[0]))

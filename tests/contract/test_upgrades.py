@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from tests.contract.product_sources import ROOT, SOURCES
 from triptych_common import release
 from triptych_common.protocol import codec, item_record, messages, store
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import BUS_MESSAGES
 from triptych_common.protocol.errors import UnsupportedVersionError
 from triptych_fabric.wire import frames, handshake
 from triptych_gateway.encode.sizes import ItemSizes

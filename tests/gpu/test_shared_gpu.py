@@ -24,7 +24,7 @@ from triptych_common.cores.gpu_plan import MpsLimits
 from triptych_common.cores.mps import CudaEnvironment, has_mps_daemon
 from triptych_common.protocol.messages import Sharing
 from triptych_common.region.cuda.loading import load_driver
-from triptych_vllm_connector.worker.cores.gpu_share import gpu_compute
+from triptych_vllm_connector.worker.cores.opening import gpu_compute
 
 PROBE = """
 from triptych_common.region.cuda.loading import load_driver

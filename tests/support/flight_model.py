@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from triptych_common.coordination.flight_state import ALLOWED, FlightState
 from triptych_common.coordination.single_flight import (
+    ALLOWED,
     FINISHED_S,
     MAX_SENDS,
     PUBLISH_LEASE_S,
@@ -19,6 +19,7 @@ from triptych_common.coordination.single_flight import (
     ClaimMode,
     ClaimResult,
     FlightClaim,
+    FlightState,
     JobOffer,
     StartResult,
 )

@@ -13,7 +13,7 @@ from triptych_cache_store.core.recovery import IsIntact, recover, trust
 from triptych_cache_store.core.state import StoreIdentity
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Limits
 from triptych_cache_store.service import make_state
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
 from triptych_common.protocol.store import SlabInfo, StatsQuery, StoreStats

@@ -25,8 +25,8 @@ from tests.support.hosts.far_redis import running_far_from_redis
 from tests.support.hosts.layout import HostsLayout
 from tests.support.hosts.namespaces import require_namespaces
 from tests.support.hosts.system import HostsSystem
+from tests.support.protocol_steps import Party
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

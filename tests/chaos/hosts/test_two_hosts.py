@@ -13,7 +13,7 @@ from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.hosts.fabric_points import ALWAYS, UNREACHED
 from tests.support.hosts.system import HostsSystem
-from triptych_common.protocol.steps import FABRIC_STEPS, Occurs
+from tests.support.protocol_steps import FABRIC_STEPS, Occurs
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

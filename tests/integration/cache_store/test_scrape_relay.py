@@ -15,8 +15,9 @@ import pytest
 
 from tests.support.stores import StoreProcess
 from tests.support.waiting import free_port, until, wait_until
-from triptych_cache_store import scrape_relay
 from triptych_cache_store.scrape_relay import ScrapeRelay
+from triptych_common.runtime import MetricsSettings, scrape_server
+from triptych_common.runtime.scrape_server import ScrapeServer
 
 START_LIMIT_S = 60.0
 
@@ -72,8 +73,9 @@ def test_scrapes_go_to_the_store_and_nothing_else_does(
     assert process.wait(timeout=10) == 0
 
 
+@pytest.mark.parametrize("is_relay", [True, False], ids=["relay", "server"])
 async def test_a_scraper_that_does_not_read_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_relay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has not taken would wait for it for ever, with the connection."""
     answer = bytes(64 << 20)  # more than the system's buffers hold
@@ -84,11 +86,11 @@ async def test_a_scraper_that_does_not_read_is_cut_off(
         await writer.drain()
         writer.close()
 
-    monkeypatch.setattr(scrape_relay, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(scrape_server, "TIMEOUT_S", 2.0)
     path, port = tmp_path / "metrics.sock", free_port()
     store = await asyncio.start_unix_server(answer_all, str(path))
-    relay = ScrapeRelay(path)
-    await relay.serve("127.0.0.1", port)
+    relay = ScrapeRelay(path) if is_relay else ScrapeServer(lambda: answer)
+    await relay.serve(MetricsSettings(metrics_port=port))
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
     try:

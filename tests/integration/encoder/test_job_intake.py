@@ -15,9 +15,8 @@ from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeJob, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.redis_client.commands import BLOCK_MS
-from triptych_encoder.jobs import encoder_peers
-from triptych_encoder.jobs.encoder_peers import EncoderPeers
-from triptych_encoder.jobs.job_intake import LOOK_INTERVAL_MS, JobIntake
+from triptych_encoder.jobs import job_intake
+from triptych_encoder.jobs.job_intake import LOOK_INTERVAL_MS, EncoderPeers, JobIntake
 
 
 def record(name: str, store: str, num_slots: int = 1, **changes: Any) -> InstanceRecord:
@@ -86,7 +85,7 @@ async def opened(redis_url: str) -> AsyncIterator[Hosts]:
 
 @pytest.fixture(autouse=True)
 def peers_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_peers, "REFRESH_INTERVAL_S", -1.0)
+    monkeypatch.setattr(job_intake, "REFRESH_INTERVAL_S", -1.0)
 
 
 async def test_own_jobs_go_first_and_a_spare_one_follows_when_idle(redis_url: str) -> None:

@@ -16,7 +16,7 @@ from triptych_common.coordination import SingleFlight
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata
 from triptych_common.protocol.names import ENCODERS_GROUP
-from triptych_encoder.jobs import encoder_peers, job_leases
+from triptych_encoder.jobs import job_intake, job_leases
 
 HASHES = [f"{n:064x}" for n in range(16)]
 OTHERS = HASHES[8:10]
@@ -163,7 +163,7 @@ async def test_two_encoders_share_the_items_of_one_request(
     redis_url: str, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_consumer, "AHEAD_WAIT_S", LIMIT_S)  # neither is too slow to take its share
-    monkeypatch.setattr(encoder_peers, "REFRESH_INTERVAL_S", 0.0)  # the first has seen itself alone
+    monkeypatch.setattr(job_intake, "REFRESH_INTERVAL_S", 0.0)  # the first has seen itself alone
     async with AsyncExitStack() as stack:
         encoders = [
             await stack.enter_async_context(

@@ -29,7 +29,7 @@ async def test_every_operation_answers_as_described(
 ) -> None:
     fake = FakePrefillDecode(pools=True)
     async with opened_system(redis_url, tmp_path, fake, files_dir=tmp_path / "files") as system:
-        url = system.gateway.settings.local_url
+        url = system.gateway.settings.local_urls[0]
         command = [sys.executable, "-m", "tests.support.gateway.described_api", url, *options]
         done = await asyncio.to_thread(
             subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False

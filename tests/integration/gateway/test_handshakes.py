@@ -147,11 +147,11 @@ async def test_few_handshakes_are_in_work_and_each_network_has_its_turn(
         with connected(port, 3 * MAX_READY_EACH) as flood:
             for each in flood:
                 each.send(hello)
-            await until(lambda: listener.num_working == MAX_AT_ONCE)
+            await until(lambda: len(listener._working) == MAX_AT_ONCE)
             asked = asyncio.create_task(greeted(port, authority))
             num_ended = [asyncio.create_task(ended(each)) for each in flood]
             while not asked.done():
-                most = max(most, listener.num_working)
+                most = max(most, len(listener._working))
                 await asyncio.sleep(0)
             assert await asked == b"!"
             still_there = sum(not each.done() for each in num_ended)
@@ -170,7 +170,7 @@ async def test_no_more_handshakes_begin_in_a_second_than_allowed(authority: Auth
         with connected(port, 1) as (late,):
             late.send(client_hello())
             await until(lambda: listener.num_ready == 1)
-            assert listener.num_working == 0
+            assert len(listener._working) == 0
 
 
 async def test_the_oldest_silent_connection_gives_way(authority: Authority) -> None:
@@ -193,7 +193,7 @@ async def test_a_handshake_that_does_not_end_is_closed(authority: Authority, sen
         with connected(port, 1) as (connection,):
             connection.send(sent)
             await ended(connection)
-        await until(lambda: listener.num_working == 0)
+        await until(lambda: len(listener._working) == 0)
 
 
 async def test_a_closing_listener_closes_what_has_no_handshake(authority: Authority) -> None:

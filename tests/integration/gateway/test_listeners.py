@@ -93,7 +93,7 @@ async def test_callers_are_served_by_https_and_encoders_without(
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
         assert (await get(f"{callers}/health", trusting(authority))).status_code == 200
 
-        internal = settings.local_url
+        internal = settings.local_urls[0]
         assert internal == f"http://localhost:{settings.internal_port}"
         for path in ("/metrics", "/health", "/health/ready", "/version"):
             assert (await get(internal + path)).status_code == 200, path
@@ -127,7 +127,7 @@ async def test_the_internal_port_may_have_an_address_of_its_own(
         answer = await get(f"{callers}/v1/chat/completions", trusting(authority), method="POST", json=CHAT)
         assert answer.status_code == 200
         internal = f"http://127.0.0.2:{settings.internal_port}"
-        assert (settings.local_url, settings.media_base_url) == (internal, internal)
+        assert (settings.local_urls[0], settings.media_base_url) == (internal, internal)
         assert (await get(f"{internal}/metrics")).status_code == 200
         with pytest.raises(httpx.ConnectError):
             await get(f"http://127.0.0.1:{settings.internal_port}/metrics")

@@ -192,7 +192,7 @@ async def test_events_follow_a_request(system: System) -> None:
                 break
         await asking
     assert states[0] != "done", states
-    await until(lambda: not recents_of(system).has_listeners)
+    await until(lambda: not recents_of(system)._listeners)
 
 
 def recents_of(system: System) -> RecentRequests:
@@ -260,7 +260,7 @@ async def test_one_page_too_many_is_refused(system: System) -> None:
         await anext(events_of(answer))
         other = await system.http.get("/ui/api/events")
         assert (other.status_code, other.json()["error"]["code"]) == (429, "too_many_listeners")
-    await until(lambda: not recents_of(system).has_listeners)
+    await until(lambda: not recents_of(system)._listeners)
 
 
 async def test_one_key_cannot_take_the_places_of_all(guarded: System) -> None:
@@ -330,4 +330,4 @@ async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch:
     async with asyncio.timeout(10):
         await stream({"type": "http"}, receive, send)
     assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
-    assert not recents.has_listeners
+    assert not recents._listeners

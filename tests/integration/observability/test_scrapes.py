@@ -28,10 +28,10 @@ from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.serving import MODEL
 from tests.support.observability import panel_queries, rule_queries, selectors
 from tests.support.prometheus import Binaries, PrometheusServer, running_prometheus
+from tests.support.protocol_steps import Party
 from tests.support.waiting import free_port, wait_until
 from triptych_common.domain.errors import ItemTooLargeError
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Reserve, TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.store_session import StoreSession

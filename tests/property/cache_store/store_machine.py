@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.stores import core_on
-from triptych_cache_store.checksums.checksums import Checksums
+from triptych_cache_store.checksums.verifier import Checksums
 from triptych_cache_store.core.recovery import trust
 from triptych_cache_store.core.state import Outgoing
 from triptych_cache_store.entries.entry_table import Entry, EntryState
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Limits
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.region.layout import RegionLayout

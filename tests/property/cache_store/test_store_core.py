@@ -11,8 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from tests.property.cache_store.store_machine import SESSIONS, StoreMachine
 from tests.support.examples import examples
-from triptych_cache_store.checksums.checksums import Checksums
-from triptych_cache_store.checksums.verifier import ChecksumPass
+from triptych_cache_store.checksums.verifier import ChecksumPass, Checksums
 from triptych_cache_store.entries.entry_table import Entry, EntryState
 from triptych_cache_store.entries.leases import SessionId
 from triptych_common.protocol import store as wire

@@ -17,7 +17,7 @@ from tests.property.protocol.test_protocol_mutations import (
 from tests.support.protocol_world.kv_room import KvRoom
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.preallocator import Preallocator
-from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
+from triptych_vllm_connector.scheduler.partial_preemption import PartialRequests
 
 OVERLAP = replace(
     SHARED,

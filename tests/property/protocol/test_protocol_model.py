@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.support.examples import examples
+from tests.support.protocol_steps import FABRIC_STEPS, STEPS
 from tests.support.protocol_world.config import FAULTS, PIN_FAULTS, TOWER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds, Explorer
 from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
 from tests.support.protocol_world.virtual_loop import virtual_time
 from tests.support.protocol_world.world import World
-from triptych_common.protocol.steps import FABRIC_STEPS, STEPS
 
 ONE = Config(requests=((0,),), rows=(2,))
 TWO_ITEMS = Config()

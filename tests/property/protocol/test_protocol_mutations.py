@@ -38,7 +38,7 @@ from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
 from triptych_vllm_connector.consumer.preallocator import ItemSpace, Preallocator
-from triptych_vllm_connector.links.store_pins import StorePins
+from triptych_vllm_connector.links.readable_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight
 
 MAX_WALKS = 500

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.property.protocol.test_protocol_model import USUAL, explore
+from tests.support.protocol_steps import STAGE_STEPS
 from tests.support.protocol_world.config import FAULTS, STAGE_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds
 from tests.support.protocol_world.random_walk import RareWalk, of_faults, take_every_kind, walk
-from triptych_common.protocol.steps import STAGE_STEPS
 
 ALL_FAULTS = (*FAULTS, *STAGE_FAULTS)
 STAGED_FAULTS = (*STAGE_FAULTS, "cancel", "hurry", "crash_consumer")

@@ -14,7 +14,7 @@ from triptych_gateway.proxy.upstream import Answer
 from triptych_gateway.routing.routes import RouteChoice
 from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_vllm_connector.kv_failures import KvFailure
-from triptych_vllm_connector.scheduler import kv_owner, kv_refusals
+from triptych_vllm_connector.scheduler import kv_refusals
 from triptych_vllm_connector.scheduler.kv_refusals import KvReads, KvRefusals
 from triptych_vllm_connector.worker.kv.leases import MARGIN_S, KvLeases
 
@@ -79,7 +79,7 @@ def _counts_no_failure(self: RouteChoice, record: Any) -> None:
     self._may_refresh = True
 
 
-_DESCRIBE, _ON_ADDED = kv_owner.describe_kv_caches, KvRefusals.on_added
+_DESCRIBE, _ON_ADDED = kv_refusals.describe_kv_caches, KvRefusals.on_added
 _BEGIN = Stages.begin
 
 MUTATIONS: dict[str, Mutation] = {
@@ -98,7 +98,7 @@ MUTATIONS: dict[str, Mutation] = {
         kv_refusals, "is_of_prompt", yes, _with(PAIRS, "render_otherwise")
     ),
     "the owner does not say which prompt it is of": Mutation(
-        kv_owner, "_description", nothing, _with(PAIRS, "render_otherwise")
+        kv_refusals, "_description", nothing, _with(PAIRS, "render_otherwise")
     ),
     "a KV cache of another prompt is not freed": Mutation(
         KvRefusals, "on_added", _has_nothing_freed, _with(PAIRS, "render_otherwise")

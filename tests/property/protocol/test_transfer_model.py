@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.property.protocol.test_protocol_model import USUAL, explore
+from tests.support.protocol_steps import FABRIC_STEPS
 from tests.support.protocol_world.config import FAULTS, TRANSFER_FAULTS, Config
 from tests.support.protocol_world.explore import Bounds
 from tests.support.protocol_world.random_walk import RareWalk, after, of_faults, take_every_kind, walk
-from triptych_common.protocol.steps import FABRIC_STEPS
 
 ALL_FAULTS = (*FAULTS, *TRANSFER_FAULTS)
 OF_TRANSFERS = (*TRANSFER_FAULTS, "restart_store", "lose_region", "evict", "crash_encoder", "cancel")

@@ -142,7 +142,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
         assert self.preallocator.num_pending == len(self.queue)
         for request_id, request in self.requests.items():
             assert (
-                self.preallocator.is_pending(request_id)
+                (request_id in self.preallocator._pending)
                 == bool(request.waiting)
                 == (request_id in self.queue)
             )

@@ -10,7 +10,7 @@ client      sends requests, and separates right answers, documented errors and e
 prompts     the questions and their right answers
 load        callers that never stop
 scenario    questions of every kind, and a fault in the middle of them; case: its outcome and judgement
-faults      kill, stop and slow down, at any step of `triptych_common.protocol.steps`
+faults      kill, stop and slow down, at any step of `tests.support.protocol_steps`
 redis_inspection    what is in Redis, read without taking part
 processes/  what runs in the forked processes
 """

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fast.processes.tensors import MODEL
+from tests.support.protocol_steps import Party
 from triptych_cli.roles import instance_name
 from triptych_common.protocol.messages import Role
-from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
 LOOPBACK = "127.0.0.1"

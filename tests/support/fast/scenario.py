@@ -14,7 +14,7 @@ from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import FABRIC_STEPS, STAGE_STEPS, STEPS, Channel, Occurs, Party, Step
+from tests.support.protocol_steps import FABRIC_STEPS, STAGE_STEPS, STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
 HANG_S = 1.5  # three times the lease of a job in these tests

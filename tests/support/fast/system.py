@@ -23,8 +23,8 @@ from tests.support.fast.processes.points import SEEN
 from tests.support.fast.processes.tally import Tally
 from tests.support.fast.redis_inspection import RedisServer, registered_boots, stream_leftovers
 from tests.support.leftovers import store_leftovers
+from tests.support.protocol_steps import Party
 from triptych_common.domain.errors import StoreError
-from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Evict, StatsQuery, StoreCommand, StoreStats
 from triptych_common.store_session import StoreSession
 

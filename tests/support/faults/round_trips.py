@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.bus.consumer_group import TAKE_SPARE
-from triptych_common.coordination import entry_directory, registry, shared_sizes, single_flight
+from triptych_common.coordination import entry_directory, registry, single_flight
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, LuaScript
 
 _SCRIPTS = (
     *(each for each in vars(single_flight).values() if isinstance(each, LuaScript)),
     *(each for each in vars(registry).values() if isinstance(each, LuaScript)),
-    entry_directory.ADD_PLACE, entry_directory.REMOVE_PLACE, shared_sizes.SET_SIZES,
+    entry_directory.ADD_PLACE, entry_directory.REMOVE_PLACE, entry_directory.SET_SIZES,
     TAKE_SPARE, EXTEND_EXPIRY,
 )  # fmt: skip
 _SCRIPT_NAMES = {

@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {
 @asynccontextmanager
 async def client_of(system: System, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(
-        base_url=system.gateway.settings.local_url, api_key=key, max_retries=0, timeout=20
+        base_url=system.gateway.settings.local_urls[0], api_key=key, max_retries=0, timeout=20
     ) as client:
         yield client
 

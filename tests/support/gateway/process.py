@@ -87,7 +87,7 @@ async def service_of(redis_url: str, run_dir: Path, **changes: Any) -> AsyncIter
     }  # fmt: skip
     settings = GatewaySettings(**(values | changes))
     stop = StopSignal()
-    async with httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=settings.local_urls[0], trust_env=False, timeout=60) as http:
         task = asyncio.get_running_loop().create_task(run(settings, stop))
         try:
             await until_status(http, 200)

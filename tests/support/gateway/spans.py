@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
 
-from triptych_common.telemetry import setup_tracing
-from triptych_common.telemetry.tail_sampling import TailSampling
+from tests.support.tracing import setup_tracing
+from triptych_common.telemetry.plain_spans import TailSampling
 
 
 @contextmanager

@@ -139,7 +139,7 @@ async def _served_gateway(
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(
-                base_url=f"{settings.local_url}/v1",
+                base_url=f"{settings.local_urls[0]}/v1",
                 api_key="none",
                 max_retries=0,
                 timeout=20,
@@ -147,7 +147,7 @@ async def _served_gateway(
             )
         )
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20, verify=_TLS)
+            httpx.AsyncClient(base_url=settings.local_urls[0], trust_env=False, timeout=20, verify=_TLS)
         )
         yield gateway, server, client, http
 

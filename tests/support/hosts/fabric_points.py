@@ -2,7 +2,7 @@
 
 from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
 from tests.support.fast.scenario import HOSTS, Point
-from triptych_common.protocol.steps import FABRIC_STEPS, Channel, Occurs, Step
+from tests.support.protocol_steps import FABRIC_STEPS, Channel, Occurs, Step
 
 ALWAYS = (
     "order_transfer", "watch_source", "offer", "reserve_target", "accept", "sealed_to_source", "bytes",

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.fabric.transports import transports_option
 from tests.support.fast.layout import Layout
 from tests.support.hosts.network import Network
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 CONTROL = "control"
 """The host with Redis, and nothing else."""

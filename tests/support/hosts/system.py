@@ -9,7 +9,7 @@ from tests.support.fast.system import FastSystem
 from tests.support.hosts.control_redis import ControlRedis, control_redis
 from tests.support.hosts.layout import CONTROL, KEY, HostsLayout, host_of
 from tests.support.hosts.network import Network
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 
 class HostsSystem(FastSystem):

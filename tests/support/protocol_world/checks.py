@@ -62,7 +62,7 @@ class Checks(Choices):
         halves = [
             engine_request_id
             for engine_request_id, admission in admissions.items()
-            if admission.granted and consumer.preallocator.is_pending(engine_request_id)
+            if admission.granted and engine_request_id in consumer.preallocator._pending
         ]
         assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
         for each in self.hashes:

@@ -28,9 +28,9 @@ from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.overlap import OverlapPolicy
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.links.opening import BusMessageSender
-from triptych_vllm_connector.links.store_pins import StorePins
+from triptych_vllm_connector.links.readable_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
-from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
+from triptych_vllm_connector.scheduler.partial_preemption import PartialRequests
 
 OWN = 0  # in place of a pin: the tower made the item
 

@@ -17,11 +17,10 @@ from triptych_common.protocol.store import SHM, Cancel, Seal
 from triptych_common.runtime.liveness import Activity
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.jobs.encode_gate import EncodeGate
-from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
-from triptych_encoder.jobs.job_telemetry import JobTelemetry
+from triptych_encoder.jobs.job_telemetry import EncodeSpeed, JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
 from triptych_encoder.jobs.reply_reader import ReplyReader

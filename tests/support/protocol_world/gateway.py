@@ -19,7 +19,7 @@ from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.item_wait import AnswerBegan, Answered, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.encode.job_window import Capacity, JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
@@ -233,12 +233,12 @@ class GatewayActor:
             async with asyncio.timeout_at(item_wait.deadline):
                 what = await request.frames.get()
             if what == "first":
-                item_wait.on_event(AnswerBegan())
+                item_wait.on_answer_began()
                 request.has_begun = True
                 what = await request.frames.get()
             has_ended = True
             if what == "answer":
-                item_wait.on_event(Answered(name))
+                item_wait.on_answered(name)
             if what == "broken":
                 raise BrokenError
             if what == "error":

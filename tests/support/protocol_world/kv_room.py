@@ -3,7 +3,7 @@
 from tests.support.protocol_world.steps import Running
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.overlap import Readiness
-from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
+from triptych_vllm_connector.scheduler.partial_preemption import PartialRequests
 
 MAX_PARTIAL = 2  # seats of incomplete partial requests
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.flight_model import FlightModel
+from tests.support.protocol_steps import STEPS, Channel, Party
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.protocol import codec
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
-from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.codec import BUS_MESSAGES, Envelope
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.steps import STEPS, Channel, Party
 from triptych_common.protocol.store import Cancel, Lookup, Ping, Reserve, Seal
 from triptych_common.protocol.transfers import EntryPlace, TransferOrder
 

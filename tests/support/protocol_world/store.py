@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from tests.support.protocol_steps import Channel
 from tests.support.protocol_world.network import STORE, step_of
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.stores import core_on
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.entry_table import Entry
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Limits
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import (
     Done,
     EntrySealed,

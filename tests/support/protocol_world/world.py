@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.flight_model import OVER
+from tests.support.protocol_steps import Channel
 from tests.support.protocol_world.checks import Checks
 from tests.support.protocol_world.config import ALL_FAULTS, Config, Key
 from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError
@@ -19,7 +20,6 @@ from tests.support.protocol_world.network import STORE, Network, Way, step_of
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.vllm_connector.fake_engine import mm_hash
-from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import BusChanged
 

@@ -55,8 +55,6 @@ class Bench:
     def is_still_ours(self, number: int, sink: Sink) -> bool:
         return True
 
-    def begin_entry(self, number: int) -> None: ...
-
     def end_entry(self, number: int, sink: Sink, digest: bytes) -> None:
         assert sink.position == 8
         self.heard.append(digest)

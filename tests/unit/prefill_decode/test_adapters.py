@@ -8,7 +8,7 @@ import pytest
 
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
+from triptych_prefill_decode.http_server import AdapterTable, announce_adapters
 
 
 class Registered:

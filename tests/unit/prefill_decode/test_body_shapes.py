@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import TextBody
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import Endpoint, TextBody
 from triptych_gateway.endpoints.table import CREATE_RESPONSE, FORWARDED
 from triptych_gateway.request.body_bounds import MIXING_FIELDS, TEMPLATE_PARAMETERS
 from triptych_gateway.request.chat_request import (
@@ -22,7 +21,7 @@ from triptych_gateway.request.chat_request import (
 )
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.text_request import parse_text_request
-from triptych_gateway.responses.response_request import ResponseRequest
+from triptych_gateway.responses.exchange import ResponseRequest
 from triptych_gateway.settings import RequestSettings
 
 with warnings.catch_warnings():

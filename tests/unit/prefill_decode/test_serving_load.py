@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from triptych_common.protocol.messages import ServingLoad
-from triptych_prefill_decode.serving_load import KV_USAGE, RUNNING, ServingLoadReader, kv_cache_tokens
+from triptych_prefill_decode.engine_health import KV_USAGE, RUNNING, ServingLoadReader, kv_cache_tokens
 
 
 def engine_with(num_unfinished: int) -> Any:

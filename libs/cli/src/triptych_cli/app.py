@@ -279,9 +279,9 @@ def run_tests(
     ] = None,
 ) -> None:
     """Run the tests; further arguments go to pytest."""
-    from triptych_cli.commands import tests as command
+    from triptych_cli.commands import bench as command
 
-    raise typer.Exit(command.run_tests(layer, context.args))
+    raise typer.Exit(command.run_script("tests/support/layers.py", [layer or "", *context.args]))
 
 
 @app.command(context_settings={**PASS_THROUGH, "help_option_names": []})  # NAME --help is NAME's own
@@ -328,9 +328,9 @@ def check(
     ] = False,
 ) -> None:
     """Format, lint, types, import rules, unit and contract tests."""
-    from triptych_cli.commands import check as command
+    from triptych_cli.commands import bench as command
 
-    raise typer.Exit(command.check(changed))
+    raise typer.Exit(command.run_script("tests/support/check.py", ["--changed"] if changed else []))
 
 
 @app.command()

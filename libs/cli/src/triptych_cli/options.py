@@ -95,9 +95,7 @@ Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")
 RegionBytes = Annotated[
     int | None,
     typer.Option(
-        min=1 << 20,
-        show_default="256 MiB, less on a small tmpfs",
-        help="Bytes of shared memory for tensors.",
+        min=1 << 20, show_default="256 MiB, less on a small tmpfs", help="Bytes of shared memory for tensors."
     ),
 ]
 EncoderArgs = Annotated[
@@ -178,8 +176,6 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """Shared options as the user gave them."""
-
     model: str
     encoders: int | None  # most; None: as many as the others need
     prefill_decodes: int | None  # most

@@ -33,11 +33,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Bounds":
-        """Parse `2` or `0..3`.
-
-        Raises:
-            ValueError: it is neither.
-        """
+        """Parse `2` or `0..3`. Raises ValueError: it is neither."""
         low, dots, high = text.partition("..")
         if not low.isascii() or not low.isdigit() or (dots and not (high.isascii() and high.isdigit())):
             raise ValueError(f"{text!r} is neither a number nor a range such as 0..3")

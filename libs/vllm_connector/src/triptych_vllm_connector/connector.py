@@ -20,7 +20,7 @@ from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.engine_counters import ENGINE_METRICS, EngineMetric, merge_changes
-from triptych_vllm_connector.host.budget import budget_embeds
+from triptych_vllm_connector.host.model_facts import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.slab_probe import UsableSlab
@@ -64,7 +64,6 @@ class EnginePromMetrics(ECConnectorPromMetrics):
         self._series: dict[tuple[int, str, str], Any] = {}  # by engine, name and own label
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Apply `Changes` from the engine."""
         for name, values in transfer_stats_data.items():
             kind, _ = self._metrics[name]
             for label, value in values.items():
@@ -212,7 +211,6 @@ class TriptychECConnector(ECConnectorBase):
 
     # ---- worker side -----------------------------------------------------------------------------
     def orders(self) -> StepOrders:
-        """Orders that the scheduler sent with this step."""
         metadata = self._get_connector_metadata()
         if not isinstance(metadata, StepOrders):
             raise TypeError(f"expected StepOrders, got {type(metadata).__name__}")
@@ -236,7 +234,6 @@ class TriptychECConnector(ECConnectorBase):
             self.writer.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self.writer is not None:
             self.writer.on_step_end()

@@ -87,25 +87,21 @@ class EngineCounters:
         self._totals: dict[tuple[str, str], int] = {}
 
     def count(self, metric: EngineMetric, number: float = 1, label: str = "") -> None:
-        """Increase a counter by `number`."""
         if number:
             values = self._changes.setdefault(metric.name, {})
             values[label] = values.get(label, 0) + number
 
     def count_up_to(self, metric: EngineMetric, total: int, label: str = "") -> None:
-        """Raise a counter to `total`, which its owner keeps."""
         key = (metric.name, label)
         self.count(metric, total - self._totals.get(key, 0), label)
         self._totals[key] = total
 
     def observe(self, metric: EngineMetric, value: float, label: str = "") -> None:
-        """Add an observation to a histogram."""
         times: list[float] = self._changes.setdefault(metric.name, {}).setdefault(label, [])
         if len(times) < MAX_TIMES:
             times.append(value)
 
     def set_gauge(self, metric: EngineMetric, value: float) -> None:
-        """Set a gauge if its value changed."""
         if self._gauges.get(metric.name) != value:
             self._gauges[metric.name] = value
             self._has_changed = True
@@ -123,7 +119,6 @@ class EngineCounters:
 
 
 def merge_changes(first: Mapping[str, Mapping[str, Any]], then: Mapping[str, Mapping[str, Any]]) -> Changes:
-    """Merge two successive sets of changes."""
     kinds = {metric.name: metric.kind for metric in ENGINE_METRICS}
     merged: Changes = {name: dict(values) for name, values in first.items()}
     for name, values in then.items():

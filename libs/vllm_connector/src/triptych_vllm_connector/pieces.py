@@ -62,7 +62,6 @@ def divide_feature(feature: Any, pieces: Sequence[int]) -> list[Any]:
 
 
 def item_of(feature: Any) -> str:
-    """mm_hash of the item that the feature is, or is a piece of."""
     return feature.mm_hash or feature.identifier
 
 

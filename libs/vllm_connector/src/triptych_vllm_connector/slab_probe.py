@@ -37,7 +37,6 @@ class UsableSlab:
         self._result = SlabProbeResult()
 
     def set_result(self, result: SlabProbeResult) -> None:
-        """Set the result for the store's current slab."""
         self._result = result
 
     def holds(self, descriptor: Descriptor) -> bool:

@@ -259,7 +259,6 @@ def _peer_uid(transport: asyncio.Transport) -> int:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that has no listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

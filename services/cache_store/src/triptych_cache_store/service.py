@@ -9,22 +9,17 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from triptych_cache_store.checksums.checksums import Checksums
-from triptych_cache_store.checksums.verifier import Verifier
+from triptych_cache_store.checksums.verifier import Checksums, Verifier
 from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.recovery import recover, trust
 from triptych_cache_store.core.state import Slab, StoreIdentity, StoreState
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.block_pool import BestFitPool
-from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import EntryTable
-from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.entries.limits import Limits
-from triptych_cache_store.entries.space import Space
+from triptych_cache_store.entries.space import EntryJournal, EvictionPolicy, Limits, Space
 from triptych_cache_store.persistence.journal import RegionJournal
-from triptych_cache_store.persistence.numa import SYSFS, region_node
-from triptych_cache_store.persistence.region_file import RegionFile
+from triptych_cache_store.persistence.region_file import SYSFS, RegionFile, region_node
 from triptych_cache_store.server import Connections, StoreServer
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
-from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Limits
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import MetricsSettings, ServiceSettings
 
@@ -68,7 +68,6 @@ class StoreSettings(ServiceSettings, MetricsSettings):
         return value
 
     def limits(self, layout: RegionLayout) -> Limits:
-        """Return the limits in blocks of `layout`."""
         block = layout.block_num_bytes
         default_quota = self.tenant_quota_bytes
         return Limits(

@@ -77,9 +77,7 @@ class Encoder(Protocol):
     max_item_embeds: int
 
     @property
-    def item_limits(self) -> Mapping[Modality, int]:
-        """Number of items that a request may have, by served modality."""
-        ...
+    def item_limits(self) -> Mapping[Modality, int]: ...
 
     @property
     def unserved_modalities(self) -> Mapping[Modality, str]:

@@ -18,8 +18,7 @@ class EncoderMetrics:
         )
         self.takeovers = metrics.counter("encoder_takeovers", "Jobs taken over from another encoder")
         self.spare_jobs = metrics.counter(
-            "encoder_spare_jobs",
-            "Jobs taken from other stores' streams, whose encoders had no free slot",
+            "encoder_spare_jobs", "Jobs taken from other stores' streams, whose encoders had no free slot"
         )
         self.seals = metrics.counter("encoder_seals", "Tensors that this encoder wrote and sealed")
         self.store_hits = metrics.counter(

@@ -26,18 +26,17 @@ from triptych_common.protocol.messages import MAX_REASON_CHARS, Compute, Instanc
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, EngineFailedError, PreprocessLimits
 from triptych_encoder.host_threads import lower_priority, stay_off
 from triptych_encoder.jobs.encode_gate import EncodeGate
-from triptych_encoder.jobs.encode_speed import EncodeSpeed
-from triptych_encoder.jobs.encoder_peers import EncoderPeers
 from triptych_encoder.jobs.gate_policy import LONG_ENCODE_S, GatePolicy
-from triptych_encoder.jobs.job_intake import JobIntake
+from triptych_encoder.jobs.job_intake import EncoderPeers, JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
-from triptych_encoder.jobs.job_telemetry import JobTelemetry
+from triptych_encoder.jobs.job_telemetry import EncodeSpeed, JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource, new_media_client
 from triptych_encoder.jobs.reply_reader import ReplyReader
@@ -45,9 +44,8 @@ from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.store_client import StoreClient, TransportSelector
 from triptych_encoder.store.store_reservations import StoreReservations
-from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
 from triptych_vllm_connector.host.engine_watchdog import EngineWatchdog, engine_activity
@@ -152,11 +150,7 @@ class EncoderService:
         self._replies = ReplyReader(bus, names, instance, ledger, store_client)
         self._runner = JobRunner(
             engine,
-            EngineWatchdog(
-                settings.engine_timeout_s,
-                engine_activity(gpus_are_busy),
-                EngineFailedError,
-            ),
+            EngineWatchdog(settings.engine_timeout_s, engine_activity(gpus_are_busy), EngineFailedError),
             EncodeGate(gate_policy(settings), metrics, lambda: self._speed.row_s),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
@@ -243,7 +237,7 @@ class EncoderService:
                     for task in upkeep:
                         task.cancel()
             except* TriptychError as failures:
-                raise _first(failures) from None
+                raise first_failure(failures) from None
         await self._registry.clear_inboxes(self._settings.instance)
 
     def _record(self) -> InstanceRecord:
@@ -342,10 +336,3 @@ def encode_batch(settings: EncoderSettings) -> int:
 def gate_policy(settings: EncoderSettings) -> GatePolicy:
     """Make the policy of an encoder's batches: on a CPU, a large item takes as long in a batch as alone."""
     return GatePolicy(encode_batch(settings), math.inf if has_gpu() else LONG_ENCODE_S)
-
-
-def _first(failures: BaseException) -> BaseException:
-    """First failure in a group of groups; the jobs have a group of their own."""
-    while isinstance(failures, BaseExceptionGroup):
-        failures = failures.exceptions[0]
-    return failures

@@ -3,8 +3,8 @@
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
-from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.runtime import DecodingSettings, MetricsSettings
+from triptych_common.runtime.media_settings import MAX_IMAGE_PIXELS
 from triptych_vllm_connector.config import TransportSetting
 
 

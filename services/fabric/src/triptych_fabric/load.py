@@ -50,7 +50,6 @@ class AgentLoad:
             await asyncio.sleep(INTERVAL_S)
 
     def on_result(self, result: TransferCompleted | TransferFailed) -> None:
-        """Count the result of an order."""
         tally = self._tallies.setdefault(result.target, _Tally())
         tally.used_at = time.monotonic()
         if isinstance(result, TransferFailed):
@@ -63,7 +62,6 @@ class AgentLoad:
             del self._tallies[min(self._tallies, key=lambda each: self._tallies[each].used_at)]
 
     def fields(self) -> Mapping[str, Any]:
-        """Fields of the registry record, for each heartbeat."""
         stats = self._stats
         if stats is None:
             return {}

@@ -225,7 +225,6 @@ class LocalStore:
         await self._request(Seal(seq=0, reservation_id=reservation_id), Done)
 
     def cancel(self, reservation_id: int) -> None:
-        """Cancel a reservation that this process no longer writes."""
         self._submit(Cancel(seq=0, reservation_id=reservation_id))
 
     # ---- commands --------------------------------------------------------------------------------

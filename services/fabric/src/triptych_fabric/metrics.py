@@ -7,8 +7,6 @@ MAX_PEERS = 64
 
 
 class FabricMetrics:
-    """Metrics of one agent, with their own registry."""
-
     def __init__(self) -> None:
         self.metrics = metrics = Metrics()
         self._peers: set[str] = set()

@@ -21,6 +21,7 @@ from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Ro
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_fabric.load import AgentLoad
@@ -134,7 +135,7 @@ class FabricAgent:
                     await listener.close(settings.fabric_progress_timeout_s)  # first: it writes
                     await self._links.close()
         except* TriptychError as failures:
-            raise _first(failures) from None
+            raise first_failure(failures) from None
         await self._registry.clear_inboxes(settings.instance)
 
     async def _carry(
@@ -228,9 +229,3 @@ class FabricAgent:
             host=self._settings.host_name,
             fabric=self._endpoint(),
         )
-
-
-def _first(failures: BaseException) -> BaseException:
-    while isinstance(failures, BaseExceptionGroup):
-        failures = failures.exceptions[0]
-    return failures

@@ -63,7 +63,6 @@ def model_not_found(model: str) -> RequestError:
 
 
 def error_body(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> bytes:
-    """Return the error as JSON in the format of `form`."""
     if form is not ChatForm.MESSAGES:
         return orjson.dumps(error.body())
     status = error.status_code
@@ -80,7 +79,6 @@ def error_event(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> b
 def error_response(
     error: RequestError, headers: Mapping[str, str] | None = None, form: ChatForm = ChatForm.COMPLETIONS
 ) -> Response:
-    """Return the HTTP answer for `error`."""
     all_headers = {**(headers or {}), **_NO_RETRY.get(HTTPStatus(error.status_code), {})}
     if error.status_code in _RETRY_STATUSES:
         all_headers["Retry-After"] = str(math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S))

@@ -292,7 +292,6 @@ async def _read_results(
 def _file_watches(
     settings: GatewaySettings, api_keys: ApiKeys, models: ServedModels, threads: ThreadPoolExecutor
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """Yield the watches of files that may change."""
 
     def replace_keys(entries: Sequence[ApiKeyEntry]) -> None:
         api_keys.replace_entries(entries)

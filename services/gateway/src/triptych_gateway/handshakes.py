@@ -76,13 +76,7 @@ class TlsListener:
         self._loop.add_reader(sock, self._accept)
 
     @property
-    def num_working(self) -> int:
-        """Number of handshakes that have begun and not ended."""
-        return len(self._working)
-
-    @property
     def num_ready(self) -> int:
-        """Number of connections that wait for their handshake to begin."""
         return self._num_ready
 
     # ---- as uvicorn calls an asyncio server -------------------------------------------------------
@@ -100,7 +94,6 @@ class TlsListener:
             _end(connection)
 
     async def wait_closed(self) -> None:
-        """Wait for the handshakes that `close` has ended."""
         ended = [each.handshake for each in self._working if each.handshake is not None]
         await asyncio.gather(*ended, return_exceptions=True)
 
@@ -183,10 +176,7 @@ class TlsListener:
     async def _shake_hands(self, connection: _Connection) -> None:
         async with asyncio.timeout_at(connection.deadline):
             await self._loop.connect_accepted_socket(
-                self._protocol,
-                connection.sock,
-                ssl=self._context,
-                ssl_handshake_timeout=self._timeout_s,
+                self._protocol, connection.sock, ssl=self._context, ssl_handshake_timeout=self._timeout_s
             )
 
     def _on_end(self, connection: _Connection, task: "asyncio.Task[None]") -> None:

@@ -15,8 +15,7 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.telemetry.limited_log import LimitedLog
-from triptych_common.telemetry.logs import get_logger
+from triptych_common.telemetry.logs import LimitedLog, get_logger
 from triptych_gateway.errors import error_response
 from triptych_gateway.open_files import IdleConnections
 
@@ -39,8 +38,6 @@ class _Place(Enum):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Protocol of one connection. `bounded_protocol` makes the class with its bounds."""
-
     max_header_bytes: int
     header_timeout_s: float
     write_timeout_s: float

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
-from triptych_common.telemetry.plain_histogram import PlainSeries
+from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics, PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
@@ -90,8 +89,6 @@ class LatencyMetrics:
 
 
 class VersionMetrics:
-    """Counts of the model versions that answer."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._answers = metrics.counter(
             "gateway_version_answers",
@@ -110,8 +107,6 @@ class VersionMetrics:
 
 
 class GatewayMetrics:
-    """Metrics of one gateway, in a registry of their own."""
-
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.requests = self.metrics.counter(

@@ -23,8 +23,6 @@ IDLE_SHARE = 0.75  # of what is left of the limit; the rest is for connections a
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Connections that the listener for callers may hold."""
-
     max_idle: int
     backlog: int = BACKLOG
 
@@ -69,7 +67,6 @@ class IdleConnections:
         return len(self._new) + len(self._kept)
 
     def add(self, connection: IdleConnection, *, has_answered: bool) -> None:
-        """Add a connection that is idle from now on."""
         group = self._kept if has_answered else self._new
         group[connection] = None
         if len(self) > self._max_idle:
@@ -79,6 +76,5 @@ class IdleConnections:
             oldest.close_idle()
 
     def discard(self, connection: IdleConnection) -> None:
-        """Remove a connection that has a request, or has ended."""
         self._new.pop(connection, None)
         self._kept.pop(connection, None)

@@ -92,7 +92,6 @@ def check_tls_files(settings: GatewaySettings) -> None:
 
 
 def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLimits) -> uvicorn.Config:
-    """Return the configuration of the server for callers."""
     config = _config(
         app if settings.internal_port is None else ServedPaths(app, internal=False),
         protocol_of(settings, limits.max_idle),

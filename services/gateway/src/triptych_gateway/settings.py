@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import MediaSettings
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.runtime.media_settings import MAX_IMAGE_PIXELS
+from triptych_common.telemetry.plain_spans import TailSampling
 
 
 def _absolute(path: Path) -> Path:
@@ -253,7 +253,6 @@ class FileSettings(ItemSettings, BodySettings):
 
     @property
     def max_file_bytes(self) -> int:
-        """Bytes of the largest file: one that requests may use."""
         return min(self.files_max_file_bytes, self.max_item_bytes)
 
     @field_validator("files_max_lifetime_s")
@@ -409,11 +408,6 @@ class GatewaySettings(
             return self.advertise_url.rstrip("/")
         host, port = self.addresses[-1]  # without TLS; serves what is no caller's
         return base_url(socket.gethostname() if host in ANY_ADDRESSES else host, port)
-
-    @property
-    def local_url(self) -> str:
-        """URL of the gateway on this machine, for requests that are no caller's."""
-        return self.local_urls[0]
 
     @property
     def local_urls(self) -> tuple[str, ...]:

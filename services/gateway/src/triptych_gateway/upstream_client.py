@@ -57,8 +57,6 @@ class NotSentError(ClientError):
 
 @dataclass(slots=True)
 class _Sending:
-    """One request on its way to one instance."""
-
     needs_new: bool = False  # no kept connection will do
     connection: "_Connection | None" = None  # that it was written to; None: to none
 

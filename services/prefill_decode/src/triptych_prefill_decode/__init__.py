@@ -8,10 +8,8 @@ __main__       the command; settings are refused before vLLM is imported
 settings       `TRIPTYCH_*`
 service        the life of the process: startup, main loop, drain
 warm_up        work before the instance registers: the first steps of an engine are slow
-adapters       LoRA adapters that clients name, in the instance's record
 http_server    vLLM's application behind uvicorn: when it listens, and how it drains
 engine_health  detects an engine that hangs; 503 or a broken connection for one that is dead
 request_guards  bounds in vLLM's own code: texts of errors, tables of its GPU runner
 kv_errors      503 of a decode instance that cannot get a prompt's KV cache
-serving_load   the engine's load, in the instance's record with each heartbeat
 """

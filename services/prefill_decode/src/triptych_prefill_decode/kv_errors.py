@@ -37,8 +37,6 @@ _REFUSALS = (ValueError, VLLMClientError, GracefulHTTPError)  # request faults: 
 
 @dataclass
 class AnswerState:
-    """State of one HTTP request's answer."""
-
     is_asked: bool = False  # the engine has the request
     body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it

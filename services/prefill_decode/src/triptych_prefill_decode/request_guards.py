@@ -73,10 +73,7 @@ def _check_tables_first() -> None:
         check_sampling_tables(params)
 
     replace(
-        SamplingParams,
-        "update_from_tokenizer",
-        update_and_check,
-        used_by=(InputProcessor.process_inputs,),
+        SamplingParams, "update_from_tokenizer", update_and_check, used_by=(InputProcessor.process_inputs,)
     )
 
 

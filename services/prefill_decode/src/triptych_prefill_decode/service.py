@@ -33,21 +33,31 @@ from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.runtime.drain import AsgiApp, DrainGate
+from triptych_common.runtime.service import first_failure
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
-from triptych_prefill_decode.engine_health import DeadEngineMiddleware, EngineGoneError, watch_answers
-from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
+from triptych_prefill_decode.engine_health import (
+    DeadEngineMiddleware,
+    EngineGoneError,
+    ServingLoadReader,
+    kv_cache_tokens,
+    watch_answers,
+)
+from triptych_prefill_decode.http_server import (
+    AdapterTable,
+    ListeningServer,
+    announce_adapters,
+    drain,
+    guarded,
+)
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.request_guards import guard_requests
-from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tokens
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import WarmUpError, warm_up, warm_up_works
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.grammars.checked import compiled_first
 from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
-from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import (
     check_division,
     check_engine_options,
@@ -67,7 +77,12 @@ from triptych_vllm_connector.host.kv_transfer import (
     kv_transfer_options,
     side_channel_host,
 )
-from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
+from triptych_vllm_connector.host.model_facts import (
+    budget_embeds,
+    encoder_cache_embeds,
+    item_limits,
+    placeholder_tokens,
+)
 from triptych_vllm_connector.host.namespace import digest_of_model
 from triptych_vllm_connector.host.platform import (
     FoundStore,
@@ -104,10 +119,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     role = settings.announced_role
     config = ConnectorConfig.of_service(
-        settings,
-        namespace_digest=digest,
-        has_encoder=settings.has_tower,
-        decodes_only=role is Role.DECODE,
+        settings, namespace_digest=digest, has_encoder=settings.has_tower, decodes_only=role is Role.DECODE
     )
     on_gpu = has_gpu()
     kv_config = None
@@ -345,7 +357,7 @@ class PrefillDecodeService:
                 finally:
                     self.server.should_exit = True  # what still runs is cut off
         except* TriptychError as failures:
-            raise failures.exceptions[0] from None
+            raise first_failure(failures) from None
 
     async def _watch_health(self) -> None:
         """Check the engine and the server until cancelled.

@@ -13,10 +13,7 @@ from triptych_common.runtime import DecodingSettings
 from triptych_vllm_connector.config import DecodeShare, Share, TransportSetting
 
 LanguageModelRole = Literal["prefill-decode", "encode-prefill-decode", "prefill", "encode-prefill", "decode"]
-_WITH_TOWER = {
-    Role.PREFILL: Role.ENCODE_PREFILL,
-    Role.PREFILL_DECODE: Role.ENCODE_PREFILL_DECODE,
-}
+_WITH_TOWER = {Role.PREFILL: Role.ENCODE_PREFILL, Role.PREFILL_DECODE: Role.ENCODE_PREFILL_DECODE}
 
 
 class PrefillDecodeSettings(DecodingSettings):
@@ -130,5 +127,4 @@ class PrefillDecodeSettings(DecodingSettings):
 
     @property
     def model_name(self) -> str:
-        """Model name that clients use."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

@@ -45,12 +45,7 @@ WAYS_OF_SAMPLING: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 """Fields of `SamplingParams`, each with code, kernels or a library of its own, in the sampler or before it.
 """
-_SHORT = {
-    "temperature": 0.0,
-    "max_tokens": 2,
-    "ignore_eos": True,
-    "output_kind": RequestOutputKind.DELTA,
-}
+_SHORT = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True, "output_kind": RequestOutputKind.DELTA}
 _TEXT = "The quick brown fox jumps over the lazy dog."
 _FAILED = frozenset({"error", "abort"})
 

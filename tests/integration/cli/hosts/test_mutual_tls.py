@@ -25,8 +25,8 @@ from tests.support.hosts.command_line import NO_ENGINES, CommandLine, command_li
 from tests.support.hosts.layout import FABRIC_PORT, HostsLayout, Place, host_of
 from tests.support.hosts.namespaces import require_namespaces
 from tests.support.hosts.network import Network
+from tests.support.protocol_steps import Party
 from tests.support.waiting import free_port, wait_until
-from triptych_common.protocol.steps import Party
 
 LAYOUT = HostsLayout(places={"a": Place(num_encoders=1), "b": Place(num_prefill_decodes=1)})
 ENCODER, PREFILL_DECODE = "encoder-a-0", "prefill_decode-b-0"

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import LIMIT_S, STREAM, consuming_bus, ids, message, take
 from tests.support.waiting import wait_until
-from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, stream_bounds
+from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, publisher
 from triptych_common.domain.errors import StreamFullError
 
 BOUND = 200
@@ -23,8 +23,8 @@ FLOOD = 1000
 
 @pytest.fixture(autouse=True)
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_bounds, "MAX_STREAM_ENTRIES", BOUND)
-    monkeypatch.setattr(stream_bounds, "LOOK_EVERY", 0)  # the length is read with each entry
+    monkeypatch.setattr(publisher, "MAX_STREAM_ENTRIES", BOUND)
+    monkeypatch.setattr(publisher, "LOOK_EVERY", 0)  # the length is read with each entry
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_a_flood_ends_at_the_bound_and_nothing_is_lost(
 async def test_a_publisher_passes_the_bound_by_what_it_appends_between_two_looks(
     own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_bounds, "LOOK_EVERY", 30)
+    monkeypatch.setattr(publisher, "LOOK_EVERY", 30)
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
         for number in range(FLOOD):
             with contextlib.suppress(StreamFullError):

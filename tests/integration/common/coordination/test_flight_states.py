@@ -7,7 +7,7 @@ import pytest
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import JobOffer, SingleFlight
-from triptych_common.coordination.flight_state import ALLOWED, PRELUDE, FlightState
+from triptych_common.coordination.single_flight import ALLOWED, PRELUDE, FlightState
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import EncodeFailed, FailureKind
 from triptych_common.protocol.names import StreamNames

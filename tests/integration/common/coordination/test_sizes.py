@@ -9,7 +9,7 @@ import pytest
 from tests.support.item_records import item_record
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import SharedSizes
-from triptych_common.coordination import shared_sizes as module
+from triptych_common.coordination import entry_directory as module
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.settings import GatewaySettings
 

@@ -10,7 +10,7 @@ import orjson
 
 from tests.support.gateway.process import environment
 from tests.support.waiting import free_port, until_async
-from triptych_common.telemetry.limited_log import BURST
+from triptych_common.telemetry.logs import BURST
 
 NUM_REQUESTS = 10 * BURST
 UPGRADE = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: x\r\n\r\n"

@@ -135,7 +135,7 @@ async def test_one_url_in_many_requests_at_once(system: System, server: MediaSer
 
     # httpx' pool takes a second of CPU for a hundred connections.
     async with (
-        ClientSession(system.gateway.settings.local_url, connector=TCPConnector(limit=0)) as client,
+        ClientSession(system.gateway.settings.local_urls[0], connector=TCPConnector(limit=0)) as client,
         asyncio.TaskGroup() as group,
     ):
         tasks = [group.create_task(ask(client)) for _ in range(NUM_AT_ONCE)]

@@ -16,7 +16,7 @@ from tests.support.vllm_connector.plain_engine import PlainEngine, output_of, pl
 from tests.support.waiting import wait_until
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import Descriptor, TensorSpec
-from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.plain.store_pins import StorePin
 
 # Modules of torch that vLLM imports warn of their own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -24,7 +24,7 @@ from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import StoreSession
 from triptych_vllm_connector.worker import transports, writing
-from triptych_vllm_connector.worker.encode_clock import HostClock
+from triptych_vllm_connector.worker.writing import HostClock
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.support.fast.layout import kind_of
 from tests.support.fast.processes import next_release, points
 from tests.support.fast.processes.machine import HERE, Machine
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 
 PR_SET_PDEATHSIG = 1
 STOP_TIMEOUT_S = 20.0

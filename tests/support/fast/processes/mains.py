@@ -15,7 +15,7 @@ from tests.support.fast.processes.stages import FastDecodeSettings
 from tests.support.fast.processes.stages import serve as serve_decode
 from tests.support.fast.processes.tally import note_taken_jobs
 from tests.support.fast.processes.tensors import DIGEST
-from triptych_common.protocol.steps import Party
+from tests.support.protocol_steps import Party
 from triptych_common.runtime import StopSignal, run_service
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_encoder.service import EncoderService

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import httpx
 import orjson
 
+from tests.support.protocol_steps import STEPS, Channel, Party, Step
 from triptych_common.bus import async_bus as asyncbus
 from triptych_common.bus import stream_consumer as consumer
 from triptych_common.coordination import JobOffer, SingleFlight
 from triptych_common.protocol.messages import Message
-from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
 from triptych_common.store_session import AsyncStoreSession, StoreSession
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.vllm_connector.fake_engine import FakeRequest
-from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
+from triptych_vllm_connector.scheduler.kv_refusals import describe_kv_caches
 
 LEASE_S = 8  # longer than a flight's check
 EXTENSION_S = LEASE_S * 2 // 3  # by a heartbeat, as vLLM counts it

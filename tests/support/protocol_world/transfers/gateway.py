@@ -14,7 +14,7 @@ from triptych_common.coordination import NotedPlace
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord, Message
 from triptych_common.protocol.transfers import EntryPlace
-from triptych_gateway.encode.item_wait import EntriesRead, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.routing.registry_view import RegistryView
@@ -122,7 +122,7 @@ class TransferGateway(GatewayActor):
     # ---- one request -----------------------------------------------------------------------------
     @asynccontextmanager
     async def _open_wait(self, item_wait: ItemWait) -> AsyncIterator[None]:
-        item_wait.on_event(EntriesRead(await self.transfers.places.read(item_wait.mm_hashes)))
+        item_wait.on_entries_read(await self.transfers.places.read(item_wait.mm_hashes))
         async with super()._open_wait(item_wait):
             with self.transfers.hold(item_wait):
                 yield

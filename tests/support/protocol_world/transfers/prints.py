@@ -6,6 +6,8 @@ from typing import Any
 from tests.support.protocol_world.transfers.agent import AgentActor
 from tests.support.protocol_world.transfers.gateway import TransferGateway
 from tests.support.protocol_world.transfers.wires import PlayedConnection, Socket
+from triptych_fabric.receiver.reception import Reception
+from triptych_fabric.sender.push import EntryPush
 
 Digest = Callable[[Any], Any]
 
@@ -22,7 +24,7 @@ def of_agent(agent: AgentActor, digest: Digest, stands: Digest) -> Any:
         ),
         sorted(map(stands, agent.loop.all_tasks)),
         [
-            (key, sorted(each.orders), sorted((name, push.state.name) for name, push in each.pushes.items()))
+            (key, sorted(each.orders), sorted((name, _push(push)) for name, push in each.pushes.items()))
             for key, each in sorted(agent.table._transfers.items())
         ],
         sorted(
@@ -32,13 +34,23 @@ def of_agent(agent: AgentActor, digest: Digest, stands: Digest) -> Any:
         (sorted(agent.links._links), sorted(agent.links._dialling)),
         [_socket(each) for each in agent.sockets],
         [
-            (peer.sender, [(number, each.state.name) for number, each in sorted(peer._receptions.items())])
+            (peer.sender, [(number, _reception(each)) for number, each in sorted(peer._receptions.items())])
             for peer in agent.peers
         ],
         (agent.budget.num_bytes, len(agent.budget._claims)),
         sorted((number, digest(order)) for number, order in agent.unacked.items()),
         agent.again,
     )
+
+
+def _push(push: EntryPush) -> Any:
+    offer = push._offer
+    waits = () if offer is None else (offer.answered, offer.stored)
+    return push.has_lost_link, *(each.done() for each in waits)
+
+
+def _reception(reception: Reception) -> Any:
+    return reception._held is not None, reception._received.done(), reception._withdrawn.done()
 
 
 def _socket(socket: Socket) -> Any:

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from tests.support.message_samples import instance_record
+from tests.support.protocol_steps import Channel
 from tests.support.protocol_world.config import ERRORS, REDIS, TRANSFER_FAULTS, Config, Enabled, Key
 from tests.support.protocol_world.encoder import EncoderActor, content_of
 from tests.support.protocol_world.gateway import GatewayActor
@@ -19,7 +20,6 @@ from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.protocol_world.world import World
 from triptych_cache_store.entries.entry_table import EntryState
 from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
-from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.transfers import TransferFailed, TransferOrder
 from triptych_fabric.wire.frames import FrameKind
 

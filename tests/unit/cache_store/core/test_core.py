@@ -9,7 +9,7 @@ from tests.support.stores import core_on
 from triptych_cache_store.core import state
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.leases import SessionId
-from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Limits
 from triptych_common.protocol import store as wire
 from triptych_common.region import records
 from triptych_common.region.layout import RegionLayout

@@ -1,6 +1,6 @@
 """The journal in the region records every step that the journal of entries knows."""
 
-from triptych_cache_store.entries.entry_journal import EntryJournal
+from triptych_cache_store.entries.space import EntryJournal
 from triptych_cache_store.persistence.journal import RegionJournal
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cache_store.persistence.numa import prefer_node, region_node
+from triptych_cache_store.persistence.region_file import prefer_node, region_node
 
 NVIDIA = ("0x10de", "0x030200")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli.commands import demo_folders
-from triptych_cli.commands.demo_folders import private_layout, sweep
+from triptych_cli.commands import demo
+from triptych_cli.commands.demo import private_layout, sweep
 
 LONG_AGO = (1.0, 1.0)
 
@@ -61,7 +61,7 @@ def test_a_living_demo_keeps_its_folders(base: Path) -> None:
 def test_folders_of_other_users_are_left_alone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [killed_demo(base), old_logs()]
     uid = os.getuid() + 1
-    monkeypatch.setattr(demo_folders.os, "getuid", lambda: uid)
-    monkeypatch.setattr(demo_folders, "is_supervised", lambda _: pytest.fail("looked into"))
+    monkeypatch.setattr(demo.os, "getuid", lambda: uid)
+    monkeypatch.setattr(demo, "is_supervised", lambda _: pytest.fail("looked into"))
     sweep()
     assert all(folder.exists() for folder in left)

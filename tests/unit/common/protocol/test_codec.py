@@ -115,12 +115,12 @@ class TestFrameDecoder:
                 body for at in range(0, len(stream), size) for body in decoder.feed(stream[at : at + size])
             ]
             assert [codec.decode_command(body) for body in bodies] == [Ping(seq=n) for n in (1, 2, 3)]
-            assert decoder.num_pending_bytes == 0
+            assert len(decoder._buffer) == 0
 
     def test_unfinished_frame_is_seen(self) -> None:
         decoder = codec.FrameDecoder()
         assert decoder.feed(codec.frame(Ping(seq=1))[:-1]) == []
-        assert decoder.num_pending_bytes > 0
+        assert len(decoder._buffer) > 0
 
     def test_announced_size_is_limited_before_it_arrives(self) -> None:
         with pytest.raises(MalformedMessageError, match="exceeds"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import BUS_MESSAGES
 from triptych_common.protocol.store import Ping
 
 JSON = st.recursive(

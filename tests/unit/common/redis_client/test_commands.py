@@ -6,8 +6,7 @@ import pytest
 from redis import exceptions
 from redis.asyncio import RedisCluster
 
-from triptych_common.redis_client.commands import find_keys
-from triptych_common.redis_client.failures import is_passing
+from triptych_common.redis_client.commands import find_keys, is_passing
 
 
 class _FailedOver(RedisCluster):

@@ -4,7 +4,7 @@ import pytest
 from redis import exceptions
 
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
-from triptych_common.redis_client.failures import is_out_of_memory, is_passing, unavailable
+from triptych_common.redis_client.commands import is_out_of_memory, is_passing, unavailable
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_common.coordination.flight_state import PRELUDE, PRELUDE_WITH_REQUESTERS
+from triptych_common.coordination.single_flight import PRELUDE, PRELUDE_WITH_REQUESTERS
 from triptych_common.redis_client.scripts import load_script
 
 CLAIM = load_script("triptych_common.coordination", "claim_flight", prelude=PRELUDE)

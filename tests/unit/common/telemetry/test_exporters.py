@@ -8,11 +8,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.util._once import Once
 
 from tests.support.otlp_receivers import RECEIVERS, http_receiver, spans_of
+from tests.support.tracing import setup_tracing
 from triptych_common import telemetry
 from triptych_common.runtime import ServiceSettings
 from triptych_common.telemetry import exporters
 from triptych_common.telemetry.exporters import OtlpProtocol
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.plain_spans import TailSampling
 
 THEIRS = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 
@@ -26,7 +27,7 @@ def _fresh_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protocol", RECEIVERS)
 def test_a_receiver_gets_the_spans_of_a_request(protocol: OtlpProtocol) -> None:
     with RECEIVERS[protocol]() as (endpoint, received):
-        provider = telemetry.setup_tracing(
+        provider = setup_tracing(
             "gateway", "gateway-0", otlp_endpoint=endpoint, otlp_protocol=protocol, traces_dir=None
         )
         context = telemetry.context_of_headers({"traceparent": [THEIRS]})
@@ -57,7 +58,7 @@ def test_a_receiver_gets_the_spans_of_a_request(protocol: OtlpProtocol) -> None:
 def test_what_is_kept_late_reaches_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     with http_receiver() as (endpoint, received):
-        provider = telemetry.setup_tracing(
+        provider = setup_tracing(
             "gateway", "g", otlp_endpoint=endpoint, traces_dir=None, tail_sampling=TailSampling()
         )
         for fails in (False, True):

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from tests.support.waiting import until
-from triptych_common.telemetry.limited_log import BURST, MAX_REASONS, LimitedLog
-from triptych_common.telemetry.logs import get_logger
+from triptych_common.telemetry.logs import BURST, MAX_REASONS, LimitedLog, get_logger
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ async def test_the_count_comes_by_itself(
     limited: LimitedLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When nothing more is refused."""
-    monkeypatch.setattr("triptych_common.telemetry.limited_log.INTERVAL_S", 0.0)
+    monkeypatch.setattr("triptych_common.telemetry.logs.INTERVAL_S", 0.0)
     for _ in range(BURST + 1):
         limited.info("refused", "x")
     await until(lambda: told(caplog) == [("refused", ["x"], 1)])

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from triptych_common.telemetry.plain_histogram import PlainHistogram
+from triptych_common.telemetry.metrics import PlainHistogram
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 VALUES = (0.0, 0.01, 0.011, 0.5, 1.0, 9.0, 10.0, 11.0, 1e6)

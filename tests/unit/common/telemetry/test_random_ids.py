@@ -4,7 +4,7 @@ import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
-from triptych_common.telemetry.random_ids import ID_BYTES, random_id
+from triptych_common.telemetry.tracing import ID_BYTES, random_id
 
 NUM_IDS = 2000
 

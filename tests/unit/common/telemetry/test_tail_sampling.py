@@ -7,8 +7,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from triptych_common.telemetry.plain_spans import KEPT_FOR, PlainTracer, active_span
-from triptych_common.telemetry.tail_sampling import MAX_HELD_SPANS, TailSampling
+from triptych_common.telemetry.plain_spans import (
+    KEPT_FOR,
+    MAX_HELD_SPANS,
+    PlainTracer,
+    TailSampling,
+    active_span,
+)
 
 MS = 1_000_000
 

@@ -16,6 +16,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.util._once import Once
 
+from tests.support.tracing import setup_tracing
 from triptych_common import telemetry
 from triptych_common.runtime import ServiceSettings
 from triptych_common.runtime import settings as settings_module
@@ -83,7 +84,7 @@ def test_a_file_that_cannot_be_opened_again_keeps_its_number(
 
 
 def test_a_process_that_runs_for_ever_keeps_its_newest_spans(tmp_path: Path) -> None:
-    provider = telemetry.setup_tracing(
+    provider = setup_tracing(
         "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=MAX_BYTES
     )
     largest = 0
@@ -101,7 +102,7 @@ def test_a_process_that_runs_for_ever_keeps_its_newest_spans(tmp_path: Path) -> 
 
 
 def test_a_trace_is_read_over_both_files_and_once(tmp_path: Path) -> None:
-    provider = telemetry.setup_tracing(
+    provider = setup_tracing(
         "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=MAX_BYTES
     )
     with telemetry.span("gateway.request", attributes={"triptych.request_id": "req-1"}):
@@ -172,9 +173,7 @@ def test_a_folder_that_was_cleared_gets_a_new_file(tmp_path: Path) -> None:
 
 
 def test_no_files_at_all(tmp_path: Path) -> None:
-    provider = telemetry.setup_tracing(
-        "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0
-    )
+    provider = setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0)
     with telemetry.span("gateway.request"):
         pass
     provider.shutdown()
@@ -289,7 +288,7 @@ def test_a_line_that_a_killed_process_has_cut_takes_no_other_with_it(tmp_path: P
 
 
 def test_spans_that_a_full_disk_has_lost_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    provider = telemetry.setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=tmp_path)
+    provider = setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=tmp_path)
 
     def serve(request_id: str) -> None:
         with telemetry.span("gateway.request", attributes={"triptych.request_id": request_id}):

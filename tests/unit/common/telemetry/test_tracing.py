@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util._once import Once
 
+from tests.support.tracing import setup_tracing
 from triptych_common import telemetry
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
@@ -27,7 +28,7 @@ def _fresh_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[TracerProvider]:
-    provider = telemetry.setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=tmp_path)
+    provider = setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=tmp_path)
     yield provider
     provider.shutdown()
 
@@ -112,7 +113,7 @@ def test_nothing_set_up_costs_nothing_and_carries_nothing() -> None:
 
 
 def test_without_export_the_context_still_travels() -> None:
-    provider = telemetry.setup_tracing("pd", "pd-0", otlp_endpoint=None, traces_dir=None)
+    provider = setup_tracing("pd", "pd-0", otlp_endpoint=None, traces_dir=None)
     with telemetry.span("a"):
         assert telemetry.current_traceparent() is not None
     provider.shutdown()
@@ -121,7 +122,7 @@ def test_without_export_the_context_still_travels() -> None:
 def test_a_provider_that_others_set_is_left_alone_and_used(tmp_path: Path) -> None:
     engine_provider = TracerProvider()
     trace.set_tracer_provider(engine_provider)
-    ours = telemetry.setup_tracing("pd", "pd-0", otlp_endpoint=None, traces_dir=tmp_path)
+    ours = setup_tracing("pd", "pd-0", otlp_endpoint=None, traces_dir=tmp_path)
     assert trace.get_tracer_provider() is engine_provider
     with telemetry.span("prefill.inject"):
         pass
@@ -204,7 +205,7 @@ def test_the_sampler_of_opentelemetrys_variables_decides(
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
-    provider = telemetry.setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path)
+    provider = setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path)
     half, num_sampled = 1 << 63, 0
     for number in range(40):
         with telemetry.span("chat", attributes={"triptych.request_id": f"req-{number:02}"}) as root:
@@ -234,5 +235,5 @@ def test_the_resource_says_of_which_product_and_version_a_process_is(
     assert attributes["service.name"] == "gateway"
     assert attributes["service.version"] == version("triptych-common")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=mine")
-    named = telemetry.setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=None)
+    named = setup_tracing("gateway", "gateway-0", otlp_endpoint=None, traces_dir=None)
     assert named.resource.attributes["service.namespace"] == "mine", "the operator's own wins"

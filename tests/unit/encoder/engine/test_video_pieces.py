@@ -20,7 +20,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
         PlaceholderRange,
     )
 
-    from triptych_encoder.engine.video_pieces import VideoPieces
+    from triptych_encoder.engine.encode_engine import VideoPieces
     from triptych_vllm_connector.records.positions import PositionCheck
 
 HASH = "a" * 64

@@ -1,6 +1,6 @@
 """How fast an encoder says that it is."""
 
-from triptych_encoder.jobs.encode_speed import CHANGE, MIN_ENCODES, EncodeSpeed
+from triptych_encoder.jobs.job_telemetry import CHANGE, MIN_ENCODES, EncodeSpeed
 
 
 def test_it_is_known_after_a_few_encodes_and_the_first_does_not_count() -> None:

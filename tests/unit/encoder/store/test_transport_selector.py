@@ -16,9 +16,8 @@ from triptych_common.protocol.store import (
     StoreReply,
     TensorSpec,
 )
-from triptych_encoder.store import transport_selector as module
-from triptych_encoder.store.store_client import StoreClient
-from triptych_encoder.store.transport_selector import TransportSelector
+from triptych_encoder.store import store_client as module
+from triptych_encoder.store.store_client import StoreClient, TransportSelector
 from triptych_vllm_connector.host.slab_watch import announced_capabilities
 from triptych_vllm_connector.slab_probe import SlabProbeResult
 

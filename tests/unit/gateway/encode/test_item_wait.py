@@ -9,15 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.encode.item_table import ItemFailure
-from triptych_gateway.encode.item_wait import (
-    RENEWED_WAIT_S,
-    AnswerBegan,
-    ItemFailed,
-    ItemNeededAgain,
-    ItemSealed,
-    ItemWait,
-    error_for,
-)
+from triptych_gateway.encode.item_wait import RENEWED_WAIT_S, ItemWait, error_for
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
@@ -54,7 +46,7 @@ async def raises_now(waiting: ItemWait) -> bool:
 
 async def test_a_failure_before_the_first_chunk_counts() -> None:
     waiting = item_wait()
-    waiting.on_event(ItemFailed(B, BROKEN))
+    waiting.on_failed(B, BROKEN)
     with pytest.raises(RequestError) as caught:
         await waiting.wait_failure()
     assert caught.value.param == "part 1"
@@ -62,8 +54,8 @@ async def test_a_failure_before_the_first_chunk_counts() -> None:
 
 async def test_from_the_first_chunk_on_it_does_not() -> None:
     waiting = item_wait()
-    waiting.on_event(AnswerBegan())
-    waiting.on_event(ItemFailed(A, BROKEN))
+    waiting.on_answer_began()
+    waiting.on_failed(A, BROKEN)
     assert not waiting.has_failed
     assert not await raises_now(waiting)
 
@@ -73,8 +65,8 @@ async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch
     async with asyncio.TaskGroup() as group:
         guard = group.create_task(waiting.wait_failure())
         await asyncio.sleep(0)
-        waiting.on_event(ItemFailed(A, BROKEN))
-        waiting.on_event(AnswerBegan())
+        waiting.on_failed(A, BROKEN)
+        waiting.on_answer_began()
         for _ in range(5):
             await asyncio.sleep(0)
         assert not guard.done()
@@ -83,12 +75,12 @@ async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch
 
 async def test_what_is_needed_again_counts_again() -> None:
     waiting = item_wait()
-    waiting.on_event(AnswerBegan())
-    waiting.on_event(ItemNeededAgain(A))
+    waiting.on_answer_began()
+    waiting.on_needed_again(A)
     assert waiting.deadline > 0.0
-    waiting.on_event(ItemFailed(B, BROKEN))
+    waiting.on_failed(B, BROKEN)
     assert not waiting.has_failed
-    waiting.on_event(ItemFailed(A, BROKEN))
+    waiting.on_failed(A, BROKEN)
     assert await raises_now(waiting)
 
 
@@ -96,14 +88,14 @@ async def test_an_item_that_is_still_needed_is_waited_for_longer_too() -> None:
     """A whole answer does not show its first token."""
     waiting = item_wait()
     before = time.monotonic()
-    waiting.on_event(ItemNeededAgain(A))
+    waiting.on_needed_again(A)
     assert waiting.needed_at >= before
     assert waiting.deadline >= before + RENEWED_WAIT_S
 
 
 async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
     waiting = item_wait()
-    waiting.on_event(ItemFailed(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full"))))
+    waiting.on_failed(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full")))
     with pytest.raises(RequestError) as caught:
         waiting.raise_failure()
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (
@@ -137,7 +129,7 @@ async def test_all_items_must_be_sealed() -> None:
     async with asyncio.TaskGroup() as group:
         sealed = group.create_task(waiting.wait_sealed())
         for mm_hash in (A, A):
-            waiting.on_event(ItemSealed(mm_hash))
+            waiting.on_sealed(mm_hash)
             await asyncio.sleep(0)
             assert not sealed.done()
-        waiting.on_event(ItemSealed(B))
+        waiting.on_sealed(B)

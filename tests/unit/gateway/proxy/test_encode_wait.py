@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_gateway.encode.item_wait import ItemNeededAgain, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.errors import EncodeUnavailableError
 from triptych_gateway.proxy import attempt
 from triptych_gateway.proxy.attempt import EncodeWait
@@ -53,7 +53,7 @@ async def test_the_time_begins_anew_when_an_item_is_needed_again(monkeypatch: py
         EncodeSettings(encoder_grace_s=10.0, local_encode_after_s=LOCAL_ENCODE_AFTER_S),
         began_at=time.monotonic() - LOCAL_ENCODE_AFTER_S - 1,  # the request arrived long ago
     )
-    item_wait.on_event(ItemNeededAgain(MmHash("a" * 64)))
+    item_wait.on_needed_again(MmHash("a" * 64))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await wait.wait_given_up()

@@ -9,8 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.key_limits import RequestDemand
 from triptych_gateway.endpoints import kinds
 from triptych_gateway.endpoints.answer_cost import UNNAMED_TOKENS, AnswerCost
-from triptych_gateway.endpoints.bodies import TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
+from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, TextBody
 from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.request.body_bounds import TEMPLATE_PARAMETERS
 from triptych_gateway.request.chat_request import RequestOptions, parse_chat_request

@@ -7,8 +7,7 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
-from triptych_gateway.endpoints.bodies import TextBody
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind, TextBody
 from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.request.chat_request import REFUSED_FIELDS, RequestOptions
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard

@@ -11,7 +11,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.table import CREATE_RESPONSE
 from triptych_gateway.request.chat_request import parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.responses.response_request import ResponseRequest
+from triptych_gateway.responses.exchange import ResponseRequest
 
 IMAGE = {"type": "input_image", "image_url": data_url(image_bytes())}
 ANSWER = {"type": "output_text", "text": "t", "annotations": []}

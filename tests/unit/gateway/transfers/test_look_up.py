@@ -5,7 +5,6 @@ import asyncio
 from tests.support.gateway.transfer_world import S1, S2, TARGET, A, World, wait_of
 from tests.support.waiting import until
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
-from triptych_gateway.encode.item_wait import AnswerBegan, EntriesRead
 from triptych_gateway.transfers.transfer_table import TransferState
 
 
@@ -13,7 +12,7 @@ async def test_an_item_that_was_moved_meanwhile_is_encoded_nowhere_again(world: 
     """The request read the directory before a drain moved its item; the first source has gone since."""
     item_wait = wait_of()
     world.directory[A] = (EntryPlace(store=S1, generation=1, num_bytes=96),)
-    item_wait.on_event(EntriesRead(await world.transfers.places.read([A])))
+    item_wait.on_entries_read(await world.transfers.places.read([A]))
     with world.transfers.hold(item_wait):
         world.records = tuple(each for each in world.records if each.store != S1)
         world.directory[A] = (EntryPlace(store=TARGET, generation=1, num_bytes=96),)
@@ -61,7 +60,7 @@ async def test_what_one_request_has_read_long_ago_hides_nothing_of_another(world
 async def test_an_item_without_any_place_is_looked_up_before_its_request_goes(world: World) -> None:
     """It is some time since the request came: it has waited for another item."""
     item_wait = wait_of()
-    item_wait.on_event(EntriesRead(await world.transfers.places.read([A])))
+    item_wait.on_entries_read(await world.transfers.places.read([A]))
     world.directory[A] = (EntryPlace(store=S1, generation=1, num_bytes=96),)
     with world.transfers.hold(item_wait):
         await world.transfers.bring(item_wait, world.records[0])
@@ -86,9 +85,9 @@ async def test_what_the_target_has_said_to_lack_is_not_held_for_the_directory(wo
 async def test_what_nobody_needs_is_not_looked_up_until_somebody_does(world: World) -> None:
     """The prompt was in a KV cache; then a request comes that knows another place."""
     settled, other = wait_of("r-1"), wait_of()
-    settled.on_event(AnswerBegan())
+    settled.on_answer_began()
     with world.transfers.hold(settled), world.transfers.hold(other):
-        other.on_event(AnswerBegan())
+        other.on_answer_began()
         world.announce(S1, sealed=True)
         world.fail(await world.until_orders(1), TransferFailureKind.ABSENT)
         await until(lambda: world.transfer().due_at == float("inf"))

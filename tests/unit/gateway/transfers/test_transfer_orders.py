@@ -12,7 +12,6 @@ from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncodeCompleted, FabricTransport, Role
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
-from triptych_gateway.encode.item_wait import AnswerBegan, EntriesRead
 from triptych_gateway.transfers import transfer_trace
 from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS
 from triptych_gateway.transfers.transfer_table import STALE_S, TransferState
@@ -170,7 +169,7 @@ async def test_what_an_instance_lacks_that_the_request_has_left_is_not_missed_at
 async def test_an_item_that_failed_and_is_asked_for_again_is_brought(world: World) -> None:
     """Nobody needed it at first; then its engine started over."""
     item_wait = wait_of()
-    item_wait.on_event(AnswerBegan())
+    item_wait.on_answer_began()
     with world.transfers.hold(item_wait):
         for number in range(1, 4):
             world.announce(S1, sealed=True)
@@ -269,7 +268,7 @@ async def test_it_leaves_the_first_target_also_where_one_store_is_left(world: Wo
 async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
     world.directory[A] = (EntryPlace(store=S1, generation=1, num_bytes=96),)
     item_wait = wait_of()
-    item_wait.on_event(EntriesRead(await world.transfers.places.read([A])))
+    item_wait.on_entries_read(await world.transfers.places.read([A]))
     with world.transfers.hold(item_wait):
         await world.transfers.bring(item_wait, world.records[0])
         assert (await world.until_orders(1)).source == S1
@@ -279,7 +278,7 @@ async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
 
 async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no_more(world: World) -> None:
     waits, settled = [wait_of("r-1"), wait_of("r-2")], wait_of("r-3")
-    settled.on_event(AnswerBegan())
+    settled.on_answer_began()
     with (
         world.transfers.hold(waits[0]),
         world.transfers.hold(waits[1]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host.budget import budget_embeds, row_num_bytes
+from triptych_vllm_connector.host.model_facts import budget_embeds, row_num_bytes
 
 
 def model(num_deepstack_layers: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash, watching
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_vllm_connector.links.store_pins import StorePins
+from triptych_vllm_connector.links.readable_pins import StorePins
 
 A = mm_hash("a")
 

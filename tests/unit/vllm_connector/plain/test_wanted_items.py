@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from triptych_common.protocol.store import Descriptor, TensorSpec
-from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.plain.store_pins import StorePin
 from triptych_vllm_connector.plain.wanted_items import ASK_AGAIN_S, WantedItems
 
 ROWS, WIDTH = 4, 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
+from triptych_vllm_connector.scheduler.kv_refusals import describe_kv_caches
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.v1.engine import EngineCoreOutput, FinishReason

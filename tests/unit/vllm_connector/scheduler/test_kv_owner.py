@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from triptych_vllm_connector.scheduler.kv_owner import PROMPT, describe_kv_caches, is_of_prompt
+from triptych_vllm_connector.scheduler.kv_refusals import PROMPT, describe_kv_caches, is_of_prompt
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector  # noqa: F401 -- as kv_owner does later

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.vllm_connector.fake_engine import fake_request
 from triptych_vllm_connector.kv_failures import KvFailure
-from triptych_vllm_connector.scheduler.kv_owner import PROMPT, _description
-from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
+from triptych_vllm_connector.scheduler.kv_refusals import PROMPT, KvRefusals, _description
 
 TOKENS = [1, 2, 3]
 

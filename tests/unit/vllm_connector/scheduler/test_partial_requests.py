@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych_vllm_connector.scheduler.partial_requests import PartialRequests, newest
+from triptych_vllm_connector.scheduler.partial_preemption import PartialRequests, newest
 
 
 def with_room(max_blocks: int, max_seats: int, incomplete: set[str]) -> PartialRequests:

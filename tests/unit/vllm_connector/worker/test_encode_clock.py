@@ -2,8 +2,8 @@
 
 import pytest
 
-from triptych_vllm_connector.worker import encode_clock
-from triptych_vllm_connector.worker.encode_clock import DeviceClock, HostClock, clock_of
+from triptych_vllm_connector.worker import writing
+from triptych_vllm_connector.worker.writing import DeviceClock, HostClock, clock_of
 
 MS = 1_000_000
 
@@ -23,7 +23,7 @@ class FakeEvent:
 @pytest.fixture
 def now_ms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1000]
-    monkeypatch.setattr(encode_clock.time, "time_ns", lambda: now[0] * MS)
+    monkeypatch.setattr(writing.time, "time_ns", lambda: now[0] * MS)
     return now
 
 

@@ -3,9 +3,9 @@
 the system      lifecycle (`up`, `down`, `logs`, and the daemon's main), status, drain,
                 scale (`scale`, `stop` and `restart`)
                 hosts/: of several hosts;
-                demo (with demo_folders: its private folders)
+                demo
 inspection      store, streams, trace; clients: their clients of the running system;
                 status_tables: what `status` shows of the registry
 the machine     doctor
-the checkout    check, tests, bench (`bench` and `soak`)
+the checkout    bench (`test`, `check`, `bench` and `soak`, which run scripts of the checkout)
 """

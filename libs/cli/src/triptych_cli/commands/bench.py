@@ -1,8 +1,9 @@
-"""`bench` and `soak`: the scripts of benchmarks/, each with options of its own."""
+"""`test`, `check`, `bench` and `soak`: scripts of the checkout, each with options of its own."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from triptych_cli.console import fail, out
@@ -20,7 +21,7 @@ def bench(name: str | None, extra: list[str]) -> int:
     if name not in scripts:
         fail(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
         return 2
-    return subprocess.run([sys.executable, str(scripts[name]), *extra], check=False).returncode
+    return run_script(scripts[name], extra)
 
 
 def soak(
@@ -44,14 +45,19 @@ def soak(
         parts = ", ".join(stem.removeprefix("soak_") for stem in scripts)
         fail(f"no soak of {part!r}; there are: {parts}")
         return 2
-    command = [sys.executable, str(script), f"--minutes={minutes}", f"--seed={seed}"]
+    options = [f"--minutes={minutes}", f"--seed={seed}"]
     if report is not None:
-        command.append(f"--json={report}")
+        options.append(f"--json={report}")
     if engine is not None:
-        command.append(f"--engine={engine}")
+        options.append(f"--engine={engine}")
     if topology is not None:
-        command.append(f"--topology={topology}")
-    return subprocess.run(command, check=False).returncode
+        options.append(f"--topology={topology}")
+    return run_script(script, options)
+
+
+def run_script(script: str | Path, arguments: Sequence[str]) -> int:
+    """Run a script at its path in the checkout; returns its exit code."""
+    return subprocess.run([sys.executable, str(CHECKOUT / script), *arguments], check=False).returncode
 
 
 def scripts_there() -> dict[str, Path]:

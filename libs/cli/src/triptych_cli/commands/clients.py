@@ -30,8 +30,6 @@ class NothingRunningError(Exception):
 
 @dataclass(frozen=True)
 class SystemAddresses:
-    """Addresses of a running system's parts."""
-
     redis_url: str | None  # None: the environment does not say
     deployment: str
     store_socket: str
@@ -57,7 +55,6 @@ def traces_folder() -> Path:
 
 @asynccontextmanager
 async def store_session() -> AsyncIterator[AsyncStoreSession]:
-    """A session with the store of the running system."""
     socket = running_system().store_socket
     async with await AsyncStoreSession.connect(socket, f"cli/{os.getpid()}") as session:
         yield session
@@ -65,7 +62,6 @@ async def store_session() -> AsyncIterator[AsyncStoreSession]:
 
 @asynccontextmanager
 async def message_bus() -> AsyncIterator[AsyncBus]:
-    """The bus of the running system."""
     system = running_system()
     if system.redis_url is None:
         raise NothingRunningError

@@ -2,10 +2,17 @@
 
 import asyncio
 import base64
+import contextlib
+import fcntl
 import json
+import os
+import shutil
+import stat
+import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +23,19 @@ from rich.markup import escape
 from rich.style import Style
 from rich.text import Text
 
-from triptych_cli.commands.demo_folders import private_layout, sweep
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
 from triptych_cli.options import SystemOptions
-from triptych_cli.settings import CHECKOUT, caller_environment
+from triptych_cli.settings import CHECKOUT, CliSettings, caller_environment
 from triptych_cli.supervisor.launch import Launch, prepare
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, try_write_status
-from triptych_cli.supervisor.supervisor import Supervisor, ended_by_signals, run_directory
+from triptych_cli.supervisor.supervisor import (
+    Supervisor,
+    clear_leftovers,
+    ended_by_signals,
+    is_supervised,
+    run_directory,
+)
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import LaunchError
 from triptych_cli.system.preflight import preflight
@@ -32,6 +44,10 @@ from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
+
+PREFIX = "triptych-demo-"
+LOGS_PREFIX = f"{PREFIX}logs-"
+UNLOCKED_AGE_S = 60.0  # a folder this young may be about to be locked by its demo
 
 UPPER_HALF = "▀"
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
@@ -46,6 +62,62 @@ INTERRUPTED = 130
 UNWANTED = frozenset(
     {"TRIPTYCH_OTLP_ENDPOINT", "TRIPTYCH_API_KEYS", "TRIPTYCH_API_KEYS_FILE", "TRIPTYCH_CONFIG"}
 )
+
+
+def base_folder() -> Path:
+    """Parent of the demos' run directories, beside that of `up`."""
+    return CliSettings().run_dir.parent.resolve()
+
+
+@contextmanager
+def private_layout() -> Iterator[RunLayout]:
+    """Folders for one demo, removed at its end. Raises OSError: they cannot be made."""
+    base = base_folder()
+    base.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folders = []
+        for prefix, place in ((PREFIX, base), (LOGS_PREFIX, Path(tempfile.gettempdir()))):
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folders.append(folder)
+        layout = RunLayout(folders[0], folders[1])
+        descriptor = os.open(layout.state_dir, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # `sweep` leaves a locked folder alone
+        yield layout
+
+
+def sweep() -> None:
+    """Remove what killed demos of this user have left; other users' folders are not touched."""
+    for folder in base_folder().glob(f"{PREFIX}*"):
+        layout = RunLayout(folder, folder)
+        with contextlib.suppress(FileNotFoundError):  # another sweep, or its demo, was faster
+            if _is_ours(folder) and layout.lock_file.exists() and not is_supervised(layout):
+                clear_leftovers(layout)
+                shutil.rmtree(folder, ignore_errors=True)
+    for folder in Path(tempfile.gettempdir()).glob(f"{LOGS_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if _is_ours(folder) and _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    info = folder.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """True if no demo holds the folder's lock, or is about to."""
+    if time.time() - folder.lstat().st_mtime < UNLOCKED_AGE_S:
+        return False
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def half_blocks(file: Path, height: int = 16, max_width: int = 100) -> Text:
@@ -84,11 +156,7 @@ class DemoFailedError(Exception):
 
 
 def load_samples(folder: Path, count: int) -> list[DemoSample]:
-    """The first `count` samples of three digits or more, then others.
-
-    Raises:
-        LaunchError: there are none.
-    """
+    """The first `count` samples of three digits or more, then others. Raises LaunchError: there are none."""
     try:
         listing = json.loads((folder / "samples.json").read_text())
         samples = [DemoSample(folder / each["file"], each["digits"]) for each in listing]

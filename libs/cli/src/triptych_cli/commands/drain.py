@@ -166,7 +166,6 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
 
 
 async def _entries() -> list[EntryInfo]:
-    """Entries of this host's store."""
     async with store_session() as session:
         return await list_entries(session)
 

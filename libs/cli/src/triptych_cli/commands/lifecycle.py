@@ -187,7 +187,6 @@ def _count_lines(file: Path) -> int:
 
 
 def supervise(options: SystemOptions, progress_fd: int) -> int:
-    """Run the supervisor daemon to its end."""
     settings = CliSettings()
     layout = lasting_layout(settings)
     log = RotatingLog(layout.log_file(SUPERVISOR), layout.log_max_bytes)  # stderr is its first file

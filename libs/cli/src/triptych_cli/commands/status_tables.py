@@ -22,17 +22,12 @@ SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them
 
 
 async def read_records() -> list[InstanceRecord]:
-    """Records of the living instances, by name.
-
-    Raises:
-        TriptychError: Redis cannot be reached.
-    """
+    """Records of the living instances, by name. Raises TriptychError: Redis cannot be reached."""
     async with message_bus() as bus:
         return await Registry(bus).list_instances()
 
 
 def instance_table(records: Sequence[InstanceRecord]) -> Table:
-    """One row per registered instance."""
     table = plain_table("instance", "role", "state", "release", "model", "namespace", "url")
     for record in records:
         state = "draining" if record.draining else "ready"
@@ -84,7 +79,6 @@ def describe_sharing(compute: Compute) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as ranges, such as `0-3,8`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(sorted(numbers)), key=lambda place: place[1] - place[0])

@@ -6,20 +6,12 @@ from rich.table import Table
 
 from triptych_cli.commands.clients import expect, list_entries, run, store_session
 from triptych_cli.console import fail, format_bytes, out, plain_table
-from triptych_common.protocol.store import (
-    Done,
-    Evict,
-    MetricsQuery,
-    StoreMetrics,
-    Verified,
-    Verify,
-)
+from triptych_common.protocol.store import Done, Evict, MetricsQuery, StoreMetrics, Verified, Verify
 
 VERIFY_TIMEOUT_S = 600.0
 
 
 def stats() -> int:
-    """Print the store's metrics as a table."""
 
     async def work() -> int:
         async with store_session() as session:

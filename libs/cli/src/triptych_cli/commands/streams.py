@@ -58,12 +58,10 @@ def peek(stream: str, count: int) -> int:
 
 
 def shorten_digest(stream: str) -> str:
-    """Stream name with its digest shortened."""
     return DIGEST.sub(lambda digest: digest[0][:SHOWN_DIGITS], stream)
 
 
 def dead(count: int) -> int:
-    """Print the newest dead letters."""
 
     async def work() -> int:
         async with message_bus() as bus:

@@ -100,10 +100,7 @@ def _tower(role: Role, options: ResolvedOptions) -> dict[str, str]:
 def _with_cores(engine: Engine, own: tuple[int, ...], of_all: frozenset[int]) -> Engine:
     if not own:
         return engine
-    env = {
-        "TRIPTYCH_CORES": json.dumps(own),
-        "OMP_NUM_THREADS": str(len(own)),
-    }
+    env = {"TRIPTYCH_CORES": json.dumps(own), "OMP_NUM_THREADS": str(len(own))}
     if engine.package == "encoder":
         env["TRIPTYCH_OTHER_CORES"] = json.dumps(sorted(of_all.difference(own)))
     return replace(engine, env={**engine.env, **env})
@@ -156,10 +153,7 @@ def _on_gpus(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engin
     arguments = engine.arguments
     if place.memory_share is not None and option_value(arguments, share) is None:
         arguments = (*arguments, share, f"{place.memory_share:.2f}")
-    env = {
-        "CUDA_VISIBLE_DEVICES": ",".join(place.gpus),
-        "TRIPTYCH_GPU_ENGINES": str(place.num_engines),
-    }
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus), "TRIPTYCH_GPU_ENGINES": str(place.num_engines)}
     return replace(
         engine,
         arguments=arguments,

@@ -25,8 +25,6 @@ class JoinError(Exception):
 
 @dataclass(frozen=True)
 class JoinTarget:
-    """Target that the option `--join` names."""
-
     redis_url: str
     folder: Path | None  # with the key; None: a URL was given
 

@@ -47,7 +47,6 @@ class RunLayout:
 
     @property
     def lock_file(self) -> Path:
-        """File that the supervisor locks while it runs."""
         return self.run_dir / "supervisor.lock"
 
     @property
@@ -78,5 +77,4 @@ class RunLayout:
 
 
 def lasting_layout(settings: CliSettings) -> RunLayout:
-    """Layout of the system that `up` starts."""
     return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name, settings.log_max_bytes)

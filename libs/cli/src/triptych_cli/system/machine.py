@@ -272,11 +272,7 @@ def cores_of_engines() -> tuple[int, ...]:
 
 
 def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
-    """Share of the first GPU's memory that the store's slab takes.
-
-    Raises:
-        LaunchError: more than there is.
-    """
+    """Share of the first GPU's memory that the store's slab takes. Raises LaunchError: more than there is."""
     if not slab_bytes or not gpus:
         return 0.0
     total_bytes = gpu_bytes(gpus[0])

@@ -64,7 +64,6 @@ def model_config(options: ResolvedOptions) -> ModelConfig:
 
 
 def hub_config(model: str, revision: str, token: str | None) -> ModelConfig:
-    """Configuration of a model on the hub, as for `model_config`."""
     if ":" in model or HubSettings().vllm_use_modelscope:  # an object store's URL, a GGUF file, another hub
         return {}
     from huggingface_hub import constants, get_token
@@ -186,11 +185,7 @@ def _tables_of_vllm() -> Mapping[str, frozenset[str]]:
 
 
 def check_redis(url: str, deployment: str) -> None:
-    """Connect to Redis once.
-
-    Raises:
-        LaunchError: Redis cannot be used; the text holds no secret.
-    """
+    """Connect to Redis once. Raises LaunchError: Redis cannot be used; the text holds no secret."""
 
     async def connect() -> None:
         async with (

@@ -29,12 +29,10 @@ class HostPlan:
 
     @property
     def store(self) -> str:
-        """Name of the host's cache_store."""
         return f"store-{self.name}"
 
     @property
     def agent(self) -> str:
-        """Name of the host's fabric agent."""
         return f"fabric-{self.name}"
 
     def ports(self, num_gateways: int, num_language_models: int, num_handing_over: int) -> "HostPorts":

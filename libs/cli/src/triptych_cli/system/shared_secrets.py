@@ -63,11 +63,7 @@ def read_url(folder: Path) -> str:
 
 
 def write_private(file: Path, content: str) -> None:
-    """Write atomically, readable by the owner only.
-
-    Raises:
-        SharedSecretError: it cannot be written.
-    """
+    """Write atomically, readable by the owner only. Raises SharedSecretError: it cannot be written."""
     temporary = file.with_name(f"{file.name}.new")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

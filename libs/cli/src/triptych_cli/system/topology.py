@@ -240,12 +240,7 @@ def _agent(
         argv=(python, "-m", "triptych_fabric"),
         ready=Registered(common["TRIPTYCH_REDIS_URL"], options.deployment, host.agent),
         after=after,
-        env={
-            **common,
-            **host.agent_environment(),
-            "TRIPTYCH_INSTANCE": host.agent,
-            **_metrics(metrics_port),
-        },
+        env={**common, **host.agent_environment(), "TRIPTYCH_INSTANCE": host.agent, **_metrics(metrics_port)},
         stop_timeout_s=30.0,
         metrics_port=metrics_port,
     )

@@ -2,7 +2,7 @@
 
 async_bus         AsyncBus: for asyncio services; `check_login` tries Redis before an engine is loaded
 threaded_bus      ThreadedBus: for code that must never block (vLLM's EngineCore)
-publisher         appends entries, within the bounds of `stream_bounds`
+publisher         appends entries, within the bounds of each stream
 stream_consumer   takes entries: flow control, takeover, reconnection
 consumer_options  settings of a consumer
 fair_share        picks the consumer that takes the next entry

@@ -9,8 +9,7 @@ from redis.asyncio import Redis
 
 from triptych_common.bus.consumer_group import ConsumerGroup
 from triptych_common.bus.consumer_options import ConsumerOptions, FindPeers, OnDeadLetter
-from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
-from triptych_common.bus.stream_bounds import StreamBounds
+from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry, StreamBounds
 from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec
@@ -18,8 +17,7 @@ from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, StreamNames, is_inbox, is_jobs
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.redis_client.commands import run_command
-from triptych_common.redis_client.rights import Right
-from triptych_common.redis_client.rights_check import find_missing
+from triptych_common.redis_client.rights import Right, find_missing
 from triptych_common.redis_client.server_watch import OnServerChanged, ServerWatch
 from triptych_common.telemetry.logs import get_logger
 
@@ -80,7 +78,6 @@ class AsyncBus:
 
     @property
     def client(self) -> Redis:
-        """Client of Redis, for the other modules of this package."""
         return self._client
 
     def on_server_changed(self, callback: OnServerChanged) -> None:

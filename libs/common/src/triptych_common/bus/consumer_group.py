@@ -17,12 +17,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.protocol.names import OWNER_GROUP
-from triptych_common.redis_client.commands import (
-    COMMAND_LIMIT_S,
-    READ_LIMIT_S,
-    is_existing_group,
-    read_time,
-)
+from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group, read_time
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, Value, load_script
 
 CLOCK_CHECK_AGE_S = 1.0
@@ -35,8 +30,6 @@ _HAND_BACK_IDLE_MS = 1_000_000_000
 
 @dataclass(frozen=True)
 class StreamEntry:
-    """One entry of a stream, delivered to this consumer."""
-
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     num_deliveries: int = 1
@@ -173,7 +166,6 @@ class ConsumerGroup:
         return await self._claim([each for each in pending if each.entry_id not in held][:count], 0)
 
     async def take_over(self, count: int, min_idle_ms: int, held: Collection[bytes]) -> list[StreamEntry]:
-        """Take over entries that their consumer has not renewed for `min_idle_ms`."""
         pending = await self._pending(count + len(held), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in held][:count]
         return await self._claim(wanted, min_idle_ms)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from redis.exceptions import ResponseError
 
 from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
-from triptych_common.bus.stream_bounds import DEAD_LETTERS_MAX_ENTRIES
-from triptych_common.redis_client.commands import reconnect_backoff
-from triptych_common.redis_client.failures import is_out_of_memory
+from triptych_common.bus.publisher import DEAD_LETTERS_MAX_ENTRIES
+from triptych_common.redis_client.commands import is_out_of_memory, reconnect_backoff
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)

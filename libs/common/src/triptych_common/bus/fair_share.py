@@ -57,7 +57,6 @@ class Consumers:
 
 
 def _ratio(own: Peer, peer: Peer) -> float:
-    """Return the number of units of work that `peer` does while `own` does one."""
     return 1.0 if own.work_s is None or peer.work_s is None else min(own.work_s / peer.work_s, MAX_RATIO)
 
 

@@ -13,8 +13,6 @@ from triptych_common.redis_client.commands import find_keys, read_time, run_comm
 
 @dataclass(frozen=True)
 class GroupLag:
-    """Lag of one consumer group on one stream."""
-
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
     group: str | None  # None: the stream has no reader
@@ -30,8 +28,6 @@ class GroupLag:
 
 @dataclass(frozen=True)
 class RawEntry:
-    """One entry as Redis stores it."""
-
     entry_id: str
     fields: Mapping[str, bytes]
 
@@ -42,11 +38,7 @@ class RawEntry:
 
 
 async def list_lags(bus: AsyncBus) -> list[GroupLag]:
-    """Return every stream of the deployment with its groups, by name.
-
-    Raises:
-        BusUnavailableError
-    """
+    """Return every stream of the deployment with its groups, by name; raises BusUnavailableError."""
 
     async def read() -> list[GroupLag]:
         return await _lags(bus, await _stream_names(bus))

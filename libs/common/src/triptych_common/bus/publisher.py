@@ -7,19 +7,62 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from triptych_common.bus.stream_bounds import StreamBounds
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.names import INBOX_TTL_S
-from triptych_common.redis_client.commands import run_command, send_command
-from triptych_common.redis_client.failures import is_passing, unavailable
+from triptych_common.redis_client.commands import is_passing, run_command, send_command, unavailable
+
+MAX_STREAM_ENTRIES = 10_000
+LOOK_EVERY = 100
+MAX_REMEMBERED = 1000  # streams; those of instances that are gone are not told apart
+DEAD_LETTERS_MAX_ENTRIES = 10_000
 
 NewEntry = tuple[str, Mapping[bytes, bytes]]
 
 
+class StreamBounds:
+    """Streams that were full at the last check.
+
+    A stream of one instance grows only while its reader has stopped (handled entries are deleted). It is
+    never trimmed, since unread entries would be lost silently: it is full, and publishers get an error. A
+    publisher reads a stream's length once in `LOOK_EVERY` entries, so the bound is soft by that many of each.
+    Streams of jobs have a bound of their own, at the gateway, with an answer for the caller; `dead-letters`
+    is trimmed.
+    """
+
+    def __init__(self, is_bounded: Callable[[str], bool]) -> None:
+        self._is_bounded = is_bounded
+        self._full: set[str] = set()
+        self._num_unseen: dict[str, int] = {}  # entries appended since its length was read, by stream
+
+    def is_due(self, stream: str) -> bool:
+        """Count an entry that is about to be appended; return whether to read the length with it."""
+        if not self._is_bounded(stream):
+            return False
+        if len(self._num_unseen) > MAX_REMEMBERED:
+            self._num_unseen.clear()
+        num_unseen = self._num_unseen.get(stream, LOOK_EVERY) + 1
+        self._num_unseen[stream] = num_unseen
+        return num_unseen > LOOK_EVERY
+
+    def is_full(self, stream: str) -> bool:
+        """Return whether `stream` was full, so that its length must be read before another append."""
+        return stream in self._full
+
+    def saw(self, stream: str, num_entries: int) -> None:
+        self._num_unseen[stream] = 0
+        if num_entries < MAX_STREAM_ENTRIES or not self._is_bounded(stream):
+            self._full.discard(stream)
+        else:
+            self._full.add(stream)
+
+    def error(self, stream: str) -> StreamFullError:
+        return StreamFullError(
+            f"{stream} holds {MAX_STREAM_ENTRIES} entries or more: its reader has stopped taking them"
+        )
+
+
 @dataclass(frozen=True)
 class RefusedEntry:
-    """An entry that was not appended."""
-
     entry: NewEntry
     error: BusUnavailableError
 
@@ -38,7 +81,6 @@ class Publisher:
         self._bounds = bounds
 
     async def append(self, stream: str, fields: Mapping[bytes, bytes]) -> str:
-        """Append one entry and return its id."""
         if stream in await self._find_full([stream]):
             raise self._bounds.error(stream)
         (reply,) = await run_command("publish", lambda: self._send([(stream, fields)]))
@@ -62,7 +104,6 @@ class Publisher:
         return [RefusedEntry(entry, errors[id(entry)]) for entry in entries if id(entry) in errors]
 
     async def length(self, stream: str) -> int:
-        """Return the number of entries in `stream`."""
         length: int = await run_command("stream_length", lambda: send_command(self._client, "XLEN", stream))
         return length
 

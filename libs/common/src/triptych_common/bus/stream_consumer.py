@@ -24,8 +24,13 @@ from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
-from triptych_common.redis_client.commands import BLOCK_MS, is_missing_group, reconnect_backoff
-from triptych_common.redis_client.failures import is_out_of_memory, unavailable
+from triptych_common.redis_client.commands import (
+    BLOCK_MS,
+    is_missing_group,
+    is_out_of_memory,
+    reconnect_backoff,
+    unavailable,
+)
 from triptych_common.redis_client.server_watch import ServerWatch
 from triptych_common.telemetry.logs import get_logger
 

@@ -75,7 +75,6 @@ class ThreadedBus:
 
     @property
     def num_queued(self) -> int:
-        """Number of messages that wait to be sent."""
         return self._queue.qsize()
 
     def publish(
@@ -110,7 +109,6 @@ class ThreadedBus:
         self._wake(lambda: self._start_reader(subscription))
 
     def on_server_changed(self, callback: OnServerChanged) -> None:
-        """Call `callback` on the bus's thread, as `AsyncBus.on_server_changed` describes."""
         self._wake(lambda: self._bus.on_server_changed(callback))
 
     def close(self, flush_s: float = 2.0) -> None:
@@ -210,7 +208,6 @@ class ThreadedBus:
                 pass
 
     async def _send(self, batch: list[_Outgoing]) -> list[_Outgoing]:
-        """Send one batch and return the messages to retry."""
         entries: list[NewEntry] = [(each.stream, _with_remaining(each)) for each in batch]
         try:
             refused = await self._bus.publish_encoded(entries)

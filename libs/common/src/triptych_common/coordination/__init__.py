@@ -1,19 +1,16 @@
 """State in Redis keys that services agree on, apart from streams.
 
 single_flight   which encoder works on an item, and which requests wait for it, over all gateways
-flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`
 registry        which instances are alive
-shared_sizes    sizes of items that were encoded before
 entry_directory  which stores have an entry, where there are several
 tensor_blobs    bytes of tensors, for the transport `redis`
 request_counts  requests of an API key, counted against its limits
 stored_responses  which instance has a stored response, and what its conversation needs
 """
 
-from triptych_common.coordination.entry_directory import EntryDirectory, NotedPlace
+from triptych_common.coordination.entry_directory import EntryDirectory, NotedPlace, SharedSizes
 from triptych_common.coordination.registry import Registration, Registry, is_registered, store_of
 from triptych_common.coordination.request_counts import CountResult, RateCharge, RequestCounts
-from triptych_common.coordination.shared_sizes import SharedSizes
 from triptych_common.coordination.single_flight import (
     Backlog,
     Backlogs,

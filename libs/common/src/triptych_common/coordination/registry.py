@@ -20,8 +20,7 @@ from triptych_common.domain.errors import (
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import DEFAULT_STORE, INBOX_TTL_S, JOBS_TTL_S, inboxes
-from triptych_common.redis_client.commands import run_command, send_command, unlink_all
-from triptych_common.redis_client.failures import is_out_of_memory
+from triptych_common.redis_client.commands import is_out_of_memory, run_command, send_command, unlink_all
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
 from triptych_common.telemetry.logs import get_logger
 
@@ -58,8 +57,6 @@ class BeatPace:
 
 
 class Registration:
-    """Record of this instance while it is registered."""
-
     def __init__(
         self,
         registry: "Registry",
@@ -92,7 +89,6 @@ class Registration:
             log.warning("draining not announced yet", instance=self.record.instance, error=str(error))
 
     async def beat(self) -> None:
-        """Publish the current record as one heartbeat."""
         if self._read_fields is not None:
             self.record = self.record.model_copy(update=dict(self._read_fields()))
         previous = await self._registry.register(self.record, ttl_s=self.ttl_s)
@@ -137,8 +133,6 @@ class Registration:
 
 
 class Registry:
-    """Records of one deployment's living instances."""
-
     def __init__(self, bus: AsyncBus) -> None:
         self._bus = bus
         self._names = bus.names
@@ -270,7 +264,6 @@ class Registry:
                 continue
 
     async def _living(self) -> list[tuple[str, bytes]]:
-        """Return names and records, as Redis has them."""
         client = self._bus.client
         reply: list[bytes] = await run_command(
             "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)

@@ -32,8 +32,6 @@ class RateCharge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """Outcome of counting a request."""
-
     reached: str | None  # the limit that refuses it: a rate, or "concurrent_requests"; None: it was counted
     wait_s: float  # until the rate has room for it; 0: not known
     levels: dict[str, float]  # by rate: used part of its limit, with this request if it was counted
@@ -94,7 +92,6 @@ class RequestCounts:
     async def renew_places(
         self, key_name: str, places: Sequence[str], *, lease_s: float, now_us: int | None = None
     ) -> None:
-        """Renew the leases of requests that hold `places`."""
         await self._run(RENEW, key_name, places, now_us=_clock(now_us), lease_ms=_ms(lease_s))
 
     async def _run(self, script: LuaScript, key_name: str, rest: Iterable[Value], **named: Value) -> Any:

@@ -25,7 +25,6 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.coordination.flight_state import PRELUDE, PRELUDE_WITH_REQUESTERS
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
@@ -40,6 +39,51 @@ from triptych_common.protocol.messages import (
 from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP, JOBS_TTL_S
 from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
+
+
+class FlightState(StrEnum):
+    """States of a flight, in the hash field `state`.
+
+        None --claim--> CLAIMED --publish--> QUEUED --start--> RUNNING --finish--> FINISHED --all left--> None
+                           |                    |                  `--fail--> FAILED --claim--> CLAIMED ...
+                           `--last one leaves---+--> None (a queued job is taken off the stream)
+
+    A claim with an offered job goes on to QUEUED in one step. Besides: a claim or a job that was lost is
+    claimed again; a start of a job whose flight Redis lost begins at CLAIMED; a Redis that is out of memory
+    or comes back empty notes no start, so the end can come from CLAIMED and QUEUED; a job that failed for one
+    encoder can be finished by another. `become` in `lua/flight.lua` alone assigns the state; a step that is
+    not in the table is an error of the script, and the state stays.
+    """
+
+    CLAIMED = "claimed"  # a gateway is about to publish the job
+    QUEUED = "queued"  # on the stream, no encoder has announced its item
+    RUNNING = "running"  # an encoder works on it, and has announced its item
+    FINISHED = "finished"  # sealed; stays for requesters that the result did not reach
+    FAILED = "failed"  # stays until it is claimed again or all have left
+
+
+_ENDS = {FlightState.FINISHED, FlightState.FAILED}
+ALLOWED: dict[FlightState, frozenset[FlightState]] = {
+    FlightState.CLAIMED: frozenset({FlightState.CLAIMED, FlightState.QUEUED, FlightState.RUNNING, *_ENDS}),
+    FlightState.QUEUED: frozenset({FlightState.CLAIMED, FlightState.RUNNING, *_ENDS}),
+    FlightState.RUNNING: frozenset({FlightState.CLAIMED, FlightState.RUNNING, *_ENDS}),
+    FlightState.FINISHED: frozenset({FlightState.CLAIMED, FlightState.FINISHED}),
+    FlightState.FAILED: frozenset({FlightState.CLAIMED, *_ENDS}),
+}
+
+
+def _lua_set(states: frozenset[FlightState]) -> str:
+    return "{" + ", ".join(f"{each} = true" for each in sorted(states)) + "}"
+
+
+_ROWS = [f"{state} = {_lua_set(follows)}" for state, follows in ALLOWED.items()]
+_FIRST = _lua_set(frozenset({next(iter(ALLOWED))}))  # what begins a flight, as for `check_transition`
+_SHARED = f"local ALLOWED = {{[''] = {_FIRST}, {', '.join(_ROWS)}}}\n" + files(__package__).joinpath(
+    "lua", "flight.lua"
+).read_text("utf-8")
+PRELUDE = f"local READS_REQUESTERS = false\n{_SHARED}"
+PRELUDE_WITH_REQUESTERS = f"local READS_REQUESTERS = true\n{_SHARED}"
+
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
 FINISHED_S = 10.0  # for a result to reach its gateways before it counts as lost
@@ -58,8 +102,6 @@ READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
 class ClaimResult(StrEnum):
-    """Outcome of claiming a flight."""
-
     OWNER = "owner"  # publish the job
     JOINED = "joined"  # another gateway does, or did
     FAILED = "failed"  # it failed, and has not been claimed since (of a check only)
@@ -110,7 +152,6 @@ class JobOffer:
     max_oldest_s: float | None = None  # not published where each store's backlog, if read, is older
 
     def entry_fields(self) -> list[bytes]:
-        """Return the entry of the job, flat."""
         fields = codec.encode(
             self.job,
             traceparent=self.traceparent,
@@ -218,7 +259,6 @@ class SingleFlight:
     async def read_backlogs(
         self, namespace_digest: str, stores: Sequence[str] = (DEFAULT_STORE,)
     ) -> Backlogs:
-        """Return the backlog of the namespace's jobs at each store."""
         keys = self._streams(namespace_digest, stores)
         reply = await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP))
         return _backlogs(stores, reply)

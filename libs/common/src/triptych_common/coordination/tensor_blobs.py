@@ -13,7 +13,7 @@ from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.names import StreamNames
 from triptych_common.redis_client.address import RedisAddress
 from triptych_common.redis_client.blocking import BlockingClients
-from triptych_common.redis_client.failures import refusal, unavailable
+from triptych_common.redis_client.commands import refusal, unavailable
 
 SOCKET_TIMEOUT_S = 2.0  # without any progress
 NUM_ATTEMPTS = 2

@@ -81,7 +81,6 @@ class CoreBoard:
             raise
 
     def publish(self, work: Work) -> None:
-        """Write that this engine does `work` from now on."""
         if self._work is not Work.IDLE:
             self._before = self._work
         self._work = work

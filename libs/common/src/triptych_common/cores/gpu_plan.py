@@ -44,8 +44,6 @@ class MpsLimits:
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """GPUs and limits of one engine."""
-
     gpus: tuple[str, ...]  # as in CUDA_VISIBLE_DEVICES: numbers, or UUIDs, also of parts of a GPU (MIG)
     num_engines: int  # on the fullest of these GPUs, this one among them
     memory_share: float | None  # as `--gpu-memory-utilization` takes it; None: vLLM's default
@@ -95,8 +93,6 @@ def plan_gpus(
 
 @dataclass(frozen=True)
 class _Part:
-    """One engine's part of one GPU."""
-
     num_engines: int
     memory_share: float | None
     limits: MpsLimits

@@ -13,8 +13,6 @@ CONTROL = "control"
 
 
 class CudaEnvironment(BaseSettings):
-    """CUDA's own variables in this process's environment."""
-
     model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
 
     cuda_visible_devices: str | None = None

@@ -3,7 +3,7 @@
 errors         the hierarchy of all errors; a new one goes here (its root is in `protocol.errors`)
 transitions    the one check of every state machine's steps
 hashing        `mm_hash` of media, and namespace digests
-image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPEGs that cost too many passes
+jpeg_scans     JPEGs that cost too many passes
 containers     which files are video and audio, by their first bytes
 media_options  which options of a request callers may set
 media_bounds   what one video or sound may cost where it is decoded

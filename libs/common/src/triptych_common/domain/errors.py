@@ -24,36 +24,12 @@ The protocol's errors are defined next to the codec, below this layer.
 
 from typing import Any
 
-from triptych_common.protocol.errors import (
-    MalformedMessageError,
-    MixedVersionsError,
-    ProtocolError,
-    TriptychError,
-    UnsupportedVersionError,
-)
+from triptych_common.protocol.errors import MalformedMessageError as MalformedMessageError
+from triptych_common.protocol.errors import MixedVersionsError as MixedVersionsError
+from triptych_common.protocol.errors import ProtocolError as ProtocolError
+from triptych_common.protocol.errors import TriptychError as TriptychError
+from triptych_common.protocol.errors import UnsupportedVersionError as UnsupportedVersionError
 from triptych_common.protocol.store import StoreFailure
-
-__all__ = [
-    "BusRefusedError",
-    "BusUnavailableError",
-    "IllegalTransitionError",
-    "ItemTooLargeError",
-    "MalformedMessageError",
-    "MixedVersionsError",
-    "NotOwnerError",
-    "ProtocolError",
-    "RequestError",
-    "SpecMismatchError",
-    "StoreError",
-    "StoreFullError",
-    "StoreProtocolError",
-    "StoreUnavailableError",
-    "StreamFullError",
-    "TriptychError",
-    "UnknownHandleError",
-    "UnsupportedVersionError",
-    "store_error",
-]
 
 
 class IllegalTransitionError(TriptychError):
@@ -137,7 +113,6 @@ _BY_CODE: dict[str, type[StoreError]] = {
 
 
 def store_error(failure: StoreFailure) -> StoreError:
-    """Return the exception for the store's answer `failure`."""
     return _BY_CODE[failure.code](failure.code, failure.detail)
 
 

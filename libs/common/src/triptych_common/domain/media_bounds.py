@@ -58,8 +58,6 @@ def refused_codec(codecs: Iterable[str], allowed: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class VideoBounds:
-    """Bounds of decoding one video."""
-
     max_s: float  # longest duration
     max_frame_pixels: int
     max_pixels: int  # all frames that are given to the model
@@ -68,7 +66,5 @@ class VideoBounds:
 
 @dataclass(frozen=True, slots=True)
 class AudioBounds:
-    """Bounds of decoding one audio file."""
-
     max_s: float  # longest duration
     max_bytes: int  # all samples, decoded

@@ -42,7 +42,6 @@ class OptionBounds(BaseModel):
             raise ValueError("`min` is above `max`")
 
     def allows(self, value: Any) -> bool:
-        """Return whether the JSON `value` is within the bounds."""
         if self.values is not None:
             return any(_same(value, allowed) for allowed in self.values)
         if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -17,8 +17,6 @@ CONSUMING_ROLES = (Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE
 
 @dataclass(frozen=True)
 class StoreSlab:
-    """Slab of a store, valid until the store restarts."""
-
     memory: str  # "cuda:GPU-..."
     generation: int
 
@@ -98,14 +96,12 @@ def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> l
 
 
 def consumers_of(namespace_digest: str | None, records: Iterable[InstanceRecord]) -> list[InstanceRecord]:
-    """Return the instances that may read tensors of this namespace."""
     return [
         each for each in records if each.role in CONSUMING_ROLES and each.namespace_digest == namespace_digest
     ]
 
 
 def transport_of(memory: str) -> Transport:
-    """Return the transport of a tensor in `memory`."""
     return {SHM: Transport.PINNED_SHM, REDIS: Transport.REDIS}.get(memory, Transport.CUDA_IPC)
 
 

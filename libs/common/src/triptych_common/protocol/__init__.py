@@ -4,11 +4,9 @@ ids       identifiers as types
 item_record  what a language model needs to know of an item, inside messages
 messages  every message on Redis Streams, and the registry's record
 transfers  messages about entries that go from one host's store to another's
-bus_messages  all that travels on Redis Streams, in one list
 store     every frame on the store's socket
 codec     messages and frames to bytes and back; `errors`: what cannot be decoded
 names     streams and keys of a deployment in Redis
 urls      forms of URLs in messages and settings
 item_urls  media items as URLs, in requests for prefill_decode
-steps     every message and command as a step, in the order in which a request takes them
 """

@@ -23,10 +23,32 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from triptych_common.protocol.bus_messages import BUS_MESSAGES
 from triptych_common.protocol.errors import MalformedMessageError, UnsupportedVersionError
-from triptych_common.protocol.messages import SCHEMA_VERSION, InstanceRecord, Message
+from triptych_common.protocol.messages import (
+    SCHEMA_VERSION,
+    EncodeCompleted,
+    EncodeFailed,
+    EncodeJob,
+    EncodeNeeded,
+    EncoderCacheMetadata,
+    InstanceRecord,
+    ItemAck,
+    Message,
+    Preallocation,
+)
 from triptych_common.protocol.store import MAX_FRAME_BYTES, StoreCommand, StoreFrame, StoreReply
+from triptych_common.protocol.transfers import TRANSFER_MESSAGES
+
+BUS_MESSAGES: tuple[type[Message], ...] = (
+    EncodeJob,
+    EncoderCacheMetadata,
+    EncodeCompleted,
+    EncodeFailed,
+    Preallocation,
+    ItemAck,
+    EncodeNeeded,
+    *TRANSFER_MESSAGES,
+)
 
 FRAME_HEADER_BYTES = 4
 
@@ -38,8 +60,6 @@ _REPLY: TypeAdapter[StoreReply] = TypeAdapter(StoreReply)
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message as it was received."""
-
     message: Message
     traceparent: str | None = None
     remaining_ms: int | None = None  # time that the sender had left when it sent
@@ -178,18 +198,9 @@ class FrameDecoder:
         del self._buffer[:start]
         return bodies
 
-    @property
-    def num_pending_bytes(self) -> int:
-        """Number of bytes of an incomplete frame; not 0 at the end of a stream means it was cut off."""
-        return len(self._buffer)
-
 
 def decode_command(body: bytes) -> StoreCommand:
-    """Return the command in a frame's body.
-
-    Raises:
-        MalformedMessageError: not a command.
-    """
+    """Return the command in a frame's body. Raises MalformedMessageError: not a command."""
     try:
         return _COMMAND.validate_json(body, strict=True)
     except ValidationError as error:
@@ -197,11 +208,7 @@ def decode_command(body: bytes) -> StoreCommand:
 
 
 def decode_reply(body: bytes) -> StoreReply:
-    """Return the reply or push in a frame's body.
-
-    Raises:
-        MalformedMessageError: not a reply.
-    """
+    """Return the reply or push in a frame's body. Raises MalformedMessageError: not a reply."""
     try:
         return _REPLY.validate_json(body, strict=True)
     except ValidationError as error:

@@ -55,12 +55,10 @@ class PackedArray(_Part):
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes when unpacked."""
         return math.prod(self.shape) * NUMBER_BYTES[self.dtype]
 
     @classmethod
     def pack(cls, dtype: ArrayDtype, shape: tuple[int, ...], content: bytes) -> "PackedArray":
-        """Compress `content`, all of the array's bytes."""
         return cls(dtype=dtype, shape=shape, data=b64encode(zlib.compress(content, 6)).decode())
 
     def unpack(self) -> bytes:

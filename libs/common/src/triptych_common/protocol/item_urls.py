@@ -27,7 +27,6 @@ class ItemUrl:
 
 
 def item_url(mm_hash: MmHash) -> str:
-    """Return the URL of an item that an encoder makes."""
     return f"{SCHEME}{mm_hash}"
 
 
@@ -37,11 +36,7 @@ def raw_item_url(item_id: str, data_url: str) -> str:
 
 
 def parse_item_url(url: str) -> ItemUrl | None:
-    """Parse an item URL; None for any other URL.
-
-    Raises:
-        ValueError: it is of this scheme and malformed.
-    """
+    """Parse an item URL; None for any other URL. Raises ValueError: it is of this scheme and malformed."""
     if not url.startswith(SCHEME):
         return None
     item_id, comma, data_url = url[len(SCHEME) :].partition(",")

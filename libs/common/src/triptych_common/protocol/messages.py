@@ -353,8 +353,6 @@ class InstanceRecord(Message):
 
 
 class ItemTransfer(Message):
-    """One item inside `ECTransferParams`."""
-
     item_index: NonNegativeInt
     mm_hash: MmHashText
     modality: Modality

@@ -138,11 +138,6 @@ def everything(names: StreamNames) -> str:
     return names.dead_letters.removesuffix("dead-letters") + "*"
 
 
-def all_encode_jobs(names: StreamNames) -> str:
-    """Return a pattern of the job streams of all namespaces and stores."""
-    return names.encode_jobs("*", "*")
-
-
 def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
     """Return every stream that `instance` alone may read, whatever its role."""
     return (

@@ -65,11 +65,7 @@ def local_urls(host: str, port: int) -> tuple[str, ...]:
 
 
 def check_base_url(url: str) -> str:
-    """Return `url` unchanged if an HTTP client can call it.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Return `url` unchanged if an HTTP client can call it. Raises ValueError: it cannot."""
     if not _TEXT.fullmatch(url):
         raise ValueError(f"must be 1 to {_MAX_URL_CHARS} ASCII characters without spaces")
     parts = urlsplit(url)  # ValueError: brackets that do not match

@@ -1,10 +1,8 @@
 """Connections to Redis and commands on them: the only place that knows redis-py's errors.
 
 address        where Redis is: URL, TLS, Sentinel; makes clients (`blocking`: those of threads)
-primary_connections  to the primary: dropped when their server no longer takes writes (failover)
 commands       runs one command within a time limit, with retries
-failures       what redis-py's errors mean
 server_watch   detects that Redis was restarted, failed over or emptied
-rights         the permissions (ACL) that a user of Redis needs; `rights_check` tries them
+rights         the permissions (ACL) that a user of Redis needs, and their check
 scripts        Lua scripts, from `lua/`
 """

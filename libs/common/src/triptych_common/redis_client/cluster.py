@@ -17,7 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from triptych_common.redis_client.failures import PASSING
+from triptych_common.redis_client.commands import PASSING
 from triptych_common.redis_client.server_watch import ServerWatch
 
 SLOTS_TIMEOUT_S = 2.0  # to connect to a server, and to be told the slots
@@ -81,7 +81,6 @@ class ClusterClient(RedisCluster):
         return cast("ClusterPipeline", cast("Any", _Pipeline)(self))
 
     def read_slots_anew(self) -> None:
-        """Read the slots before the next command."""
         self._initialize = True
 
     async def aclose(self) -> None:
@@ -104,14 +103,12 @@ class ClusterClient(RedisCluster):
         return self
 
     async def get_connection(self) -> AbstractConnection:
-        """Return a connection to one of the primaries."""
         await self.initialize()
         connection = self.get_default_node().acquire_connection()
         await cast("Any", connection).connect()
         return connection
 
     async def release(self, connection: AbstractConnection) -> None:
-        """Take back a connection of `get_connection`."""
         for node in self.get_nodes():
             if connection in node._connections:  # noqa: SLF001 - redis-py's nodes tell of none
                 node.release(cast("Any", connection))

@@ -11,15 +11,19 @@ A connection that broke while idle is noticed when it is taken from the pool (TC
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.backoff import ExponentialWithJitterBackoff
 
-from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.redis_client.failures import is_passing, unavailable
+from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
+
+SETTING = "TRIPTYCH_REDIS_URL"
+PASSING = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterError, OSError)
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 COMMAND_LIMIT_S = 5.0  # one command, all attempts and connecting included
 BACKOFF_BASE_S = 0.02
@@ -29,6 +33,54 @@ READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLO
 SCAN_BATCH = 500  # keys that one SCAN looks at
 
 T = TypeVar("T")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether the same command can work in a moment, on a new connection."""
+    if refusal(error) is not None:
+        return False
+    return isinstance(error, PASSING)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Redis refuses writes for lack of memory; reads, acks and deletions still work."""
+    return isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(error)
+
+
+def refusal(error: BaseException) -> str | None:
+    """Return why Redis will refuse until a setting is changed, or None."""
+    for cause in _chain(error):
+        if isinstance(cause, exceptions.NoPermissionError):
+            return f"the user of {SETTING} lacks a right: {cause}"
+        if isinstance(cause, exceptions.AuthenticationError):
+            if getattr(cause, "status_code", None) == "NOAUTH":
+                return f"Redis asks for a password, and {SETTING} has none"
+            return f"Redis refused the user name or password in {SETTING}"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", cause)
+            return f"Redis' certificate is not trusted ({why}): see ssl_ca_certs in {SETTING}"
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _CUT_OFF):
+            why = getattr(cause, "reason", None) or cause
+            return f"TLS with Redis failed ({why}): see the ssl_ options in {SETTING}"
+    return None
+
+
+def unavailable(action: str, error: BaseException) -> BusUnavailableError:
+    if (reason := refusal(error)) is not None:
+        return BusRefusedError(f"{action}: {reason}")
+    if is_out_of_memory(error):
+        return BusUnavailableError(f"{action}: Redis is out of memory (maxmemory), and takes nothing new")
+    return BusUnavailableError(f"{action}: {str(error) or type(error).__name__}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and its causes. redis-py wraps a handshake's errors, not always as the cause."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 async def run_command(

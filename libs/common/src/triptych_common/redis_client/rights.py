@@ -6,8 +6,17 @@ the right.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, ResponseError
+
+from triptych_common.domain.errors import BusRefusedError
 from triptych_common.protocol.names import StreamNames, everything
+from triptych_common.redis_client.commands import SETTING
+
+_UNQUEUABLE = ["GET"]  # without its key
+_OPENS, _ENDS = "multi", "exec"
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,6 @@ class Right:
 
     @property
     def call(self) -> list[str]:
-        """Return the call that tests the right."""
         return [*self.command.upper().split("|"), *self.sample.split()]
 
 
@@ -92,10 +100,76 @@ RIGHTS: tuple[Right, ...] = (
 
 
 def keys_pattern(deployment: str) -> str:
-    """Return the ACL rule for all keys of one deployment."""
     return f"~{everything(StreamNames(deployment))}"
 
 
 def rules(deployment: str) -> tuple[str, ...]:
     """Return `ACL SETUSER` rules for a user that may do all that services and operators' tools do."""
     return (keys_pattern(deployment), *(f"+{right.command}" for right in RIGHTS))
+
+
+async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
+    """Return the optional rights that are missing; required ones are all granted.
+
+    No command is run: a transaction is opened, all commands are queued in it, and it is thrown away. Redis
+    asks for the right when a command is queued. One that cannot be queued at all stands first, so that not
+    even `EXEC` would run them.
+
+    Raises:
+        BusRefusedError: a required right is missing; the error names all that are.
+        RedisError, OSError: Redis cannot be asked.
+    """
+    pool: Any = client.connection_pool
+    connection = await pool.get_connection()
+    try:
+        missing, is_outside = await _try_all(connection, names)
+    finally:
+        await connection.disconnect()  # with the transaction
+        await pool.release(connection)
+    needed = [f"+{right.command}" for right in missing if not right.without]
+    if is_outside:
+        needed.append(keys_pattern(names.deployment))
+    if needed:
+        raise BusRefusedError(f"connect: the user of {SETTING} lacks a right: {' '.join(needed)}")
+    return tuple(missing)
+
+
+async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bool]:
+    """Return the missing rights, and whether the deployment's keys are closed to this user."""
+    opens = next(right for right in RIGHTS if right.command == _OPENS)
+    await connection.send_command(*opens.call)
+    try:
+        await connection.read_response()
+    except NoPermissionError:
+        return [opens], False  # without a transaction nothing may be tried: it would be run
+    await connection.send_command(*_UNQUEUABLE)
+    await _read(connection)
+    tried = sorted((each for each in RIGHTS if each is not opens), key=lambda each: each.command == _ENDS)
+    key = names.dead_letters
+    calls = [[key if each == "KEY" else each for each in right.call] for right in tried]
+    await connection.send_packed_command(connection.pack_commands(calls))
+    missing: list[Right] = []
+    is_outside = False
+    for right in tried:
+        error = await _read(connection)
+        if error is not None and _is_of_key(error):
+            is_outside = True
+        elif error is not None:
+            missing.append(right)
+    return sorted(missing, key=RIGHTS.index), is_outside
+
+
+async def _read(connection: Any) -> ResponseError | None:
+    """Return the reply if it is a refusal. Other errors, such as out of memory, are not about rights."""
+    try:
+        await connection.read_response()
+    except NoPermissionError as error:
+        return error
+    except ResponseError as error:
+        return error if "NOPERM" in str(error) else None  # of `EXEC`, whose own error holds the reason
+    return None
+
+
+def _is_of_key(error: ResponseError) -> bool:
+    """Match Redis 6's "no permissions to access one of the keys" and 7's "No permissions to access a key"."""
+    return "permissions to access" in str(error)

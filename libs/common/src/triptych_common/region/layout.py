@@ -84,13 +84,10 @@ class RegionLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole file in bytes."""
         return self.data_offset + self.data_num_bytes
 
     def offset_of(self, block: int) -> int:
-        """Return the offset of `block` in the file."""
         return self.data_offset + block * self.block_num_bytes
 
     def num_blocks_for(self, num_bytes: int) -> int:
-        """Return the number of blocks that `num_bytes` take."""
         return -(-num_bytes // self.block_num_bytes)

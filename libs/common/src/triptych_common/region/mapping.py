@@ -117,7 +117,6 @@ class RegionMapping:
             self._populating.join(5.0)
 
     def wait_populated(self, timeout_s: float) -> bool:
-        """Return whether populating ended within `timeout_s`."""
         if self._populating is not None:
             self._populating.join(timeout_s)
             return not self._populating.is_alive()
@@ -142,7 +141,6 @@ def _populate(memory: mmap.mmap, address: int, writable: bool, closed: threading
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return the address of `memory` in this process."""
     holder = ctypes.py_object(memory)
     buffer = _PyBuffer()
     _get_buffer(holder, ctypes.byref(buffer), 0)

@@ -84,8 +84,6 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryMarks:
-    """Fields of an entry that change while it lives."""
-
     state: int
     checksum: int | None  # first 4 bytes of the BLAKE3 of the tensor's bytes, little endian, once taken
     last_used_at: float
@@ -169,7 +167,6 @@ def clear(buffer: memoryview, offset: int) -> None:
 
 # ---- entries -------------------------------------------------------------------------------------
 def write_entry(buffer: memoryview, offset: int, entry: EntryRecord) -> None:
-    """Write the record of a reservation, in state WRITING."""
     body = _ENTRY_BODY.pack(
         entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), MEMORIES.index(entry.memory),
         *entry.shape, entry.num_bytes, entry.generation, entry.reservation_id, entry.requester_lease,
@@ -228,5 +225,4 @@ def read_identity(header: memoryview) -> tuple[int, str, int, int] | None:
 
 
 def entry_offset(layout: RegionLayout, block: int) -> int:
-    """Return the offset of the header of the entry that starts at `block`."""
     return layout.entries_offset + block * ENTRY_HEADER_BYTES

@@ -56,7 +56,6 @@ class Copier:
         self._lock = threading.Lock()
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Copy `num_bytes` from address `source` to `target`, which do not overlap."""
         num_lines_bytes = 0
         if num_bytes >= MIN_STREAMED_BYTES and target % LINE_BYTES == 0:
             stream = self._stream
@@ -76,7 +75,6 @@ class Copier:
                 self._loading.start()
 
     def wait_loaded(self, timeout_s: float) -> bool:
-        """Return whether large copies are streamed, after loading or `timeout_s`."""
         self.start_loading()
         if self._loading is not None:
             self._loading.join(timeout_s)

@@ -91,6 +91,3 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a contiguous `tensor`, and the one after its last."""
     start = tensor.data_ptr()
     return start, start + tensor.numel() * tensor.element_size()
-
-
-__all__ = ["TORCH_DTYPES", "address_range", "checked_dtype", "tensor_spec", "tensor_view", "write_tensor"]

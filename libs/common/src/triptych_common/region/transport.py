@@ -24,8 +24,6 @@ OnWritten = Callable[[], None]
 
 
 class TensorWriter(Protocol):
-    """The producer's end of a transport."""
-
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to `place`; on return every consumer would read it right.
 
@@ -54,8 +52,6 @@ class QueuingWriter(TensorWriter, Protocol):
 
 
 class TensorReader(Protocol):
-    """The consumer's end of a transport."""
-
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
         """Return the sealed tensor [num_embeds, width]. Never write to it.
 
@@ -117,17 +113,3 @@ class SharedMemoryReader:
 
     def close(self) -> None:
         self._mapping.close()
-
-
-__all__ = [
-    "OnRelease",
-    "OnWritten",
-    "Place",
-    "QueuingWriter",
-    "SharedMemoryReader",
-    "SharedMemoryWriter",
-    "StartedCopy",
-    "StartingReader",
-    "TensorReader",
-    "TensorWriter",
-]

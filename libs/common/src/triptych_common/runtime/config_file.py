@@ -76,7 +76,6 @@ class ConfigFileSource(PydanticBaseSettingsSource):
 
 
 def names_of(name: str, field: FieldInfo) -> frozenset[str]:
-    """Return the names by which sources of settings may call a field."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return frozenset({name, *(each for each in choices if isinstance(each, str))})

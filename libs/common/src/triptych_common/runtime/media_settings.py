@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
-from triptych_common.domain.image_formats import IMAGE_FORMATS, MAX_IMAGE_PIXELS
 from triptych_common.domain.media_bounds import (
     AUDIO_CODECS,
     TIFF_COMPRESSIONS,
@@ -19,6 +18,9 @@ from triptych_common.domain.media_bounds import (
 from triptych_common.domain.media_options import OptionBounds, OptionRules
 from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # names of Pillow's formats
+MAX_IMAGE_PIXELS = 64_000_000
 
 DECODING_SHARE = 0.9
 """Share of `preprocess_timeout_s` after which a decoder that does not end fails its item, without a retry."""
@@ -93,7 +95,6 @@ class DecodingSettings(MediaSettings):
 
     @property
     def video_bounds(self) -> VideoBounds:
-        """Bounds of decoding one video."""
         return VideoBounds(
             max_s=self.max_video_s,
             max_frame_pixels=self.max_image_pixels,
@@ -103,7 +104,6 @@ class DecodingSettings(MediaSettings):
 
     @property
     def decoding_bounds(self) -> DecodingBounds:
-        """Return the bounds of decoding in child processes."""
         return DecodingBounds(
             video_codecs=self.video_codecs,
             audio_codecs=self.audio_codecs,

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import BaseModel, Field
+from pydantic_settings import SettingsConfigDict
+
+from triptych_common.protocol.urls import HostText
 from triptych_common.runtime.listening import ListenError, bind_tcp
-from triptych_common.runtime.metrics_settings import MetricsSettings
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 
 MAX_HEAD_BYTES = 8 << 10
@@ -16,12 +19,24 @@ TIMEOUT_S = 5.0
 MAX_SCRAPES = 16
 
 
-def check_listener(settings: MetricsSettings) -> None:
-    """Check before a slow start that the port is free.
+class MetricsSettings(BaseModel):
+    """Mixin for a service's settings: it listens for Prometheus only where a socket or a port is set.
 
-    Raises:
-        ListenError: it cannot.
+    Any client that reaches the listener may read all metrics.
     """
+
+    model_config = SettingsConfigDict(use_attribute_docstrings=True)
+
+    metrics_socket: Path | None = None
+    """Unix socket, made with mode 0600, that serves metrics at `/metrics`. Not set: none."""
+    metrics_host: HostText = "127.0.0.1"
+    """Address that `metrics_port` listens on; any client that reaches it may read all metrics."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port that serves metrics at `/metrics`. Not set: none."""
+
+
+def check_listener(settings: MetricsSettings) -> None:
+    """Check before a slow start that the port is free. Raises ListenError: it cannot."""
     if settings.metrics_port is not None:
         for sock in _bound(settings.metrics_host, settings.metrics_port):
             sock.close()
@@ -29,6 +44,8 @@ def check_listener(settings: MetricsSettings) -> None:
 
 class ScrapeServer:
     """Server that answers scrapes with what `render` returns; it listens from `serve` on, if set."""
+
+    methods: tuple[bytes, ...] = (b"GET", b"HEAD")
 
     def __init__(self, render: Callable[[], bytes]) -> None:
         self._render = render
@@ -71,19 +88,23 @@ class ScrapeServer:
             if self._num_open <= MAX_SCRAPES:
                 async with asyncio.timeout(TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._response(head))
+                    writer.write(await self._response(head))
                     await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # TimeoutError is one
-            pass  # the other side's loss
+        except TimeoutError:
+            writer.transport.abort()  # a close would wait until the scraper has read the rest
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the scraper has gone, or sent no head: its scrape fails
         finally:
             self._num_open -= 1
             writer.close()
 
-    def _response(self, head: bytes) -> bytes:
+    async def _response(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method not in (b"GET", b"HEAD") or path != b"/metrics":
+        if method not in self.methods or rest.partition(b" ")[0].partition(b"?")[0] != b"/metrics":
             return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        return await self._scrape(method)
+
+    async def _scrape(self, method: bytes) -> bytes:
         body = self._render()
         lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
         return lines.encode() + b"Connection: close\r\n\r\n" + (body if method == b"GET" else b"")

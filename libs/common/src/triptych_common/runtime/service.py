@@ -41,7 +41,6 @@ class StopSignal:
             self._event.set()
 
     async def wait(self) -> None:
-        """Return once the service is asked to end."""
         await self._event.wait()
 
     def fail(self, error: Exception) -> None:
@@ -98,7 +97,6 @@ def _run(main: ServiceMain) -> int:
 
 
 async def _until_done(main: ServiceMain) -> bool:
-    """Return whether the service failed, which is logged then."""
     stop = StopSignal(END_LIMIT_S)
     with _signals_to(stop):
         try:
@@ -136,3 +134,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def first_failure(failures: BaseException) -> BaseException:
+    """Return the first failure in a group, which may be one of groups."""
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures

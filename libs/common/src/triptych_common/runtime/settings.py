@@ -116,7 +116,6 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
 
 
 def machine_name() -> str:
-    """Return the machine's host name as a `Name`."""
     return re.sub(r"[^A-Za-z0-9._:/@-]", "-", socket.gethostname())[:200] or "unnamed"
 
 
@@ -231,7 +230,6 @@ class ServiceSettings(BaseSettings):
 
     @property
     def names(self) -> StreamNames:
-        """Stream names of this deployment."""
         return StreamNames(self.deployment)
 
     @classmethod

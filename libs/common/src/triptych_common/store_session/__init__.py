@@ -5,12 +5,10 @@ resumption        what a session remembers to survive a restart of the store. Pu
 dial              connects to the store's socket, blocking
 threaded_session  StoreSession: for inside vLLM, one reader thread
 async_session     AsyncStoreSession: the same for asyncio services
-timed_request     one command of that within a limit; a late answer is undone
 """
 
-from triptych_common.store_session.async_session import AsyncStoreSession
+from triptych_common.store_session.async_session import AsyncStoreSession, request_within, submit_final
 from triptych_common.store_session.session_state import Push
 from triptych_common.store_session.threaded_session import StoreSession
-from triptych_common.store_session.timed_request import request_within, submit_final
 
 __all__ = ["AsyncStoreSession", "Push", "StoreSession", "request_within", "submit_final"]

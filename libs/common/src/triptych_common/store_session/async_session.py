@@ -4,10 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
-from triptych_common.domain.errors import StoreUnavailableError, TriptychError, store_error
-from triptych_common.protocol.store import StoreCommand, StoreFailure, StoreReply, Welcome
+from triptych_common.domain.errors import (
+    StoreProtocolError,
+    StoreUnavailableError,
+    TriptychError,
+    store_error,
+)
+from triptych_common.protocol.store import StoreCommand, StoreFailure, StoreFrame, StoreReply, Welcome
 from triptych_common.region.slot_lock import SlotLock
 from triptych_common.store_session.dial import FIRST_RETRY_S, LAST_RETRY_S
 from triptych_common.store_session.resumption import Request
@@ -18,10 +23,15 @@ from triptych_common.store_session.session_state import (
     call_owner,
     disconnected,
 )
+from triptych_common.telemetry.logs import get_logger
 
 OnPush = Callable[[Push], None]
 OnDisconnect = Callable[[Exception | None], None]
 OnReconnect = Callable[[Welcome], None]
+
+log = get_logger(__name__)
+
+Expected = TypeVar("Expected", bound=StoreFrame)
 
 
 class AsyncStoreSession:
@@ -97,7 +107,6 @@ class AsyncStoreSession:
 
     @property
     def is_connected(self) -> bool:
-        """True while the session has a live connection to the store."""
         return self._transport is not None and not self._transport.is_closing()
 
     def submit(self, command: StoreCommand) -> "asyncio.Future[StoreReply]":
@@ -183,7 +192,6 @@ class AsyncStoreSession:
                 request.pending.set_exception(error)
 
     async def _reconnect(self, cause: Exception) -> None:
-        """Bridge the break by reconnecting, or end the session."""
         deadline, retry_s, error = self._loop.time() + self._options.reconnect_timeout_s, FIRST_RETRY_S, cause
         while self._loop.time() < deadline:
             try:
@@ -277,3 +285,50 @@ class _Protocol(asyncio.Protocol):
             self._welcomed.set_exception(disconnected(f"the store closed the session at hello: {exc}"))
         elif not self._welcomed.cancelled() and self._welcomed.exception() is None:
             self._on_lost(exc)
+
+
+async def request_within(
+    session: AsyncStoreSession,
+    command: StoreCommand,
+    timeout_s: float,
+    undo: Callable[[StoreReply], None],
+    *expected: type[Expected],
+) -> Expected:
+    """Return the store's answer of one of the `expected` types, after its restart if need be.
+
+    An answer that is late, or follows a cancellation of the caller, goes to `undo`: nothing stays held.
+
+    Raises:
+        StoreProtocolError: the answer has another type.
+        StoreError: the store refused, is gone, or did not answer within `timeout_s` seconds.
+    """
+
+    def undo_late(late: "asyncio.Future[StoreReply]") -> None:
+        if not late.cancelled() and late.exception() is None:
+            undo(late.result())
+
+    future = session.submit(command)
+    try:
+        await asyncio.wait({future}, timeout=timeout_s)
+    except asyncio.CancelledError:  # the answer may have arrived just now: undo it
+        future.add_done_callback(undo_late)
+        raise
+    if not future.done():
+        future.add_done_callback(undo_late)
+        raise StoreUnavailableError(f"no answer in {timeout_s:g} s", code="timeout")
+    reply = future.result()
+    if isinstance(reply, StoreFailure):
+        raise store_error(reply)
+    if not isinstance(reply, expected):
+        raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to {command.kind!r}")
+    return reply
+
+
+def submit_final(session: AsyncStoreSession, command: StoreCommand) -> None:
+    """Send a command that ends something; if it is lost, the end of the session has the same effect."""
+    session.submit(command).add_done_callback(_log_failure)
+
+
+def _log_failure(future: "asyncio.Future[StoreReply]") -> None:
+    if not future.cancelled() and future.exception() is not None:
+        log.info("store command not sent", error=str(future.exception()))

@@ -50,8 +50,6 @@ class Request(Generic[Pending]):
 
 
 class Watched(NamedTuple):
-    """Watch that the store holds for this session."""
-
     seq: int
     num_holders: int
 
@@ -85,7 +83,6 @@ class WatchLog:
             self._watches.pop(push.descriptor.mm_hash, None)
 
     def all(self) -> dict[str, Watched]:
-        """Return all watches, also those that are ending."""
         return dict(self._watches)
 
     def take_all(self) -> dict[str, Watched]:
@@ -133,7 +130,6 @@ def watch_again(mm_hash: str, watched: Watched) -> Request[Pending]:
 
 
 def final_reply(request: Request[Pending], reply: StoreReply) -> StoreReply:
-    """Return the reply to a request that may have been carried out before."""
     was_unknown = isinstance(reply, StoreFailure) and reply.code == "unknown_reservation"
     return Done(seq=reply.seq) if request.is_repeated_end and was_unknown else reply
 

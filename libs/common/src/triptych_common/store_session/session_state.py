@@ -186,5 +186,4 @@ def call_owner(callback: Callable[[Value], None] | None, value: Value) -> None:
 
 
 def disconnected(detail: str) -> StoreUnavailableError:
-    """Return the error for requests of a session that has ended."""
     return StoreUnavailableError(detail)

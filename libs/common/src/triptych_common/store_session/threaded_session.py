@@ -110,7 +110,6 @@ class StoreSession:
 
     @property
     def has_ended(self) -> bool:
-        """True once the session is over for good."""
         return self._ended
 
     def submit(self, command: StoreCommand) -> "Future[StoreReply]":

@@ -1,18 +1,14 @@
 """Traces, logs and metrics of a process.
 
 tracing       spans: opened, recorded, continued from a message
-tail_sampling  spans kept of requests that are not sampled
 plain_spans   spans that cost little
-random_ids    ids of spans and requests
 exporters     destinations: OTLP over HTTP or gRPC, files
 span_records  a span as a JSON line, and the exporter that writes it
 trace_files   the files of these lines: names, locks, how much of the disk they take
 trace_reader  reads one request's trace back from them
 waterfall     draws it as text
 logs          constant text with fields, as JSON or for a terminal
-limited_log   lines that callers cause: the first few of each reason, then a count
 metrics       Prometheus' registry of one service
-plain_histogram  a histogram that costs little
 """
 
 from triptych_common.telemetry.logs import get_logger, setup_logging
@@ -22,7 +18,6 @@ from triptych_common.telemetry.tracing import (
     current_traceparent,
     record_span,
     setup_service_tracing,
-    setup_tracing,
     span,
     trace_headers,
     traceparent_of,
@@ -38,7 +33,6 @@ __all__ = [
     "record_span",
     "setup_logging",
     "setup_service_tracing",
-    "setup_tracing",
     "span",
     "trace_headers",
     "traceparent_of",

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -15,28 +15,36 @@ GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
 def is_installed(protocol: OtlpProtocol) -> bool:
-    """Return whether the package for `protocol` is installed."""
     try:
         return protocol != "grpc" or find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
     except ModuleNotFoundError:
         return False
 
 
-def span_exporter(
-    service: str,
-    instance: str,
-    *,
-    otlp_endpoint: str | None,
-    otlp_protocol: OtlpProtocol,
-    traces_dir: Path | None,
-    max_bytes: int,
-    max_age_s: int,
-) -> SpanExporter | None:
-    """Return the exporter to `otlp_endpoint` if given, else to files in `traces_dir` if given, else None."""
-    if otlp_endpoint is not None:
-        return _over_grpc(otlp_endpoint) if otlp_protocol == "grpc" else _over_http(otlp_endpoint)
-    if traces_dir is not None and max_bytes:
-        return FileSpanExporter(traces_dir, service, instance, max_bytes, max_age_s)
+class TracingSettings(Protocol):
+    """Trace settings of a process: `ServiceSettings`, and the options of the connector."""
+
+    @property
+    def instance(self) -> str: ...
+    @property
+    def otlp_endpoint(self) -> str | None: ...  # base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT
+    @property
+    def otlp_protocol(self) -> OtlpProtocol: ...
+    @property
+    def traces_dir(self) -> Path | None: ...
+    @property
+    def traces_max_bytes(self) -> int: ...  # 0: nothing is kept
+    @property
+    def traces_max_age_s(self) -> int: ...
+
+
+def span_exporter(service: str, settings: TracingSettings) -> SpanExporter | None:
+    """Return the exporter to `otlp_endpoint` if set, else to files in `traces_dir` if set, else None."""
+    if (endpoint := settings.otlp_endpoint) is not None:
+        return _over_grpc(endpoint) if settings.otlp_protocol == "grpc" else _over_http(endpoint)
+    if settings.traces_dir is not None and settings.traces_max_bytes:
+        bounds = settings.traces_max_bytes, settings.traces_max_age_s
+        return FileSpanExporter(settings.traces_dir, service, settings.instance, *bounds)
     return None
 
 

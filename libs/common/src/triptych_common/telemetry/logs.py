@@ -6,9 +6,11 @@
 Every line also carries service, instance and, inside a span, the ids of its trace and of the span.
 """
 
+import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, LiteralString, TextIO
 
@@ -16,6 +18,11 @@ import orjson
 from opentelemetry import trace
 
 _FIELDS = "triptych_fields"
+
+BURST = 20  # lines of one reason in an interval
+INTERVAL_S = 60.0
+MAX_REASONS = 64  # in an interval; further ones share one
+OTHERS = ("others",)
 
 
 class Logger:
@@ -46,7 +53,6 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """Return the logger called `name` (pass `__name__`)."""
     return Logger(logging.getLogger(name))
 
 
@@ -86,8 +92,6 @@ class _TriptychHandler(logging.StreamHandler[TextIO]):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of log lines as one JSON object each."""
-
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()
         self._service = service
@@ -138,3 +142,38 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def _utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+
+
+class LimitedLog:
+    """Log to `target` from an event loop: `BURST` lines of each reason per `INTERVAL_S`, then a count.
+
+    A reason is the line's text with the `reason` arguments of `info`. Without the bound, requests with a
+    wrong key write 10 GB a day.
+    """
+
+    def __init__(self, target: Logger) -> None:
+        self._target = target
+        self._counts: Counter[tuple[str, ...]] = Counter()  # lines of this interval, by reason
+        self._timer: asyncio.TimerHandle | None = None
+
+    def info(self, text: LiteralString, /, *reason: str, **fields: object) -> None:
+        """Write the line, or count it if its reason has reached `BURST`."""
+        key = (text, *reason)
+        if key not in self._counts and len(self._counts) >= MAX_REASONS:
+            key = OTHERS
+        self._counts[key] += 1
+        if self._counts[key] <= BURST:
+            self._target.info(text, **fields)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.end_interval)
+
+    def end_interval(self) -> None:
+        """Write the number of suppressed lines, and start again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for (text, *reason), count in self._counts.items():
+            if count > BURST:
+                num_left_out = count - BURST
+                self._target.info("log lines left out", of=text, reason=reason, num_left_out=num_left_out)
+        self._counts.clear()

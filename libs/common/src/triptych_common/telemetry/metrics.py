@@ -3,14 +3,16 @@
 A registry of our own: engines fill the default one with theirs.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-
-from triptych_common.telemetry.plain_histogram import PlainHistogram
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "triptych"
@@ -21,6 +23,70 @@ LATENCY_BUCKETS_S = (
 NUMBER_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 MetricKind = Literal["counter", "gauge", "histogram"]
+
+
+class PlainSeries:
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # up to each bound, and beyond them
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class PlainHistogram(Collector):
+    """Histogram series by the values of their labels.
+
+    It costs a sixth of what Prometheus' own client takes: cheap enough for every token. Used by one thread,
+    so without locks: its series are lists of numbers, and become samples at a scrape.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = tuple(labels)
+        self._bounds = tuple(bounds)
+        self._series: dict[tuple[str, ...], PlainSeries] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> PlainSeries:
+        """Return one series, made at its first use.
+
+        Raises:
+            ValueError: another number of values than labels.
+        """
+        if len(values) != len(self._labels):
+            raise ValueError(f"{self._name} has {len(self._labels)} labels")
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = PlainSeries(self._bounds)
+        return series
+
+    def describe(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        for values, series in self._series.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for bound, count in zip(bounds, series.counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(values, buckets, series.sum)
+        yield family
 
 
 @dataclass(frozen=True)

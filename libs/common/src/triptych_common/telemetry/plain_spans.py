@@ -9,6 +9,8 @@ else they are not recorded.
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -21,12 +23,59 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util._decorator import _agnosticcontextmanager
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from triptych_common.telemetry.tail_sampling import HeldSpans, TailSampling
+MAX_HELD_SPANS = 256  # of one request; the first span is always among those that are kept
+NS_PER_MS = 1_000_000
+
+SpanT = TypeVar("SpanT")
 
 OnEnd = Callable[[ReadableSpan], None]
 KEPT_FOR = "triptych.kept_for"
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _NOT_SAMPLED = trace.TraceFlags(trace.TraceFlags.DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class TailSampling:
+    """Rules for unsampled requests whose spans are kept all the same."""
+
+    errors: bool = True  # keep requests whose first span failed
+    slow_ms: float = 0.0  # keep requests whose first span took this long; 0: none for that
+
+    @property
+    def is_on(self) -> bool:
+        return self.errors or self.slow_ms > 0
+
+    def reason(self, *, is_error: bool, duration_ns: int) -> str | None:
+        """Return why a request is kept, or None."""
+        if self.errors and is_error:
+            return "error"
+        if self.slow_ms and duration_ns >= self.slow_ms * NS_PER_MS:
+            return "slow"
+        return None
+
+
+@dataclass(slots=True)
+class HeldSpans(Generic[SpanT]):
+    """Ended spans of one request, until its first span ends. Those that end later are lost.
+
+    Then all are exported, or none. Other processes receive `not sampled` from the beginning and record
+    nothing of the request.
+    """
+
+    num_lost: int = 0
+    _ended: list[SpanT] = field(default_factory=list)
+    _is_open: bool = True
+
+    def add(self, span: SpanT) -> None:
+        if self._is_open and len(self._ended) < MAX_HELD_SPANS:
+            self._ended.append(span)
+        else:
+            self.num_lost += 1
+
+    def take(self) -> list[SpanT]:
+        """Return all held spans; no more are held."""
+        ended, self._ended, self._is_open = self._ended, [], False
+        return ended
 
 
 class PlainTracer(trace.Tracer):
@@ -164,7 +213,6 @@ class PlainSpan(trace.Span):
             self._end_request(tracer, self.held)
 
     def _end_request(self, tracer: PlainTracer, held: "HeldSpans[PlainSpan]") -> None:
-        """Export the held spans and this one, if the request is to be kept."""
         spans, rule = held.take(), tracer.tail_sampling
         is_error = self._status.status_code is trace.StatusCode.ERROR
         duration_ns = self._end_ns - self._start_ns
@@ -176,7 +224,6 @@ class PlainSpan(trace.Span):
             tracer.on_end(span.as_ended(tracer))
 
     def as_ended(self, tracer: PlainTracer) -> ReadableSpan:
-        """Return the ended span as processors take it."""
         context = self._context
         if not context.trace_flags.sampled:  # it is now; processors pass over others
             context = trace.SpanContext(

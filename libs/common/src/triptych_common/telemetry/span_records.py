@@ -27,8 +27,6 @@ STAGE_PREFIX, STAGE_SUFFIX = "triptych.ttft.", "_ms"  # of a request's span: the
 
 @dataclass(frozen=True)
 class SpanRecord:
-    """Record of one finished span."""
-
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
     parent_id: str | None

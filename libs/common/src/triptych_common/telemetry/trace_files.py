@@ -76,11 +76,7 @@ class TraceFile:
         self._prune()
 
     def append(self, lines: bytes) -> None:
-        """Append whole lines in one write.
-
-        Raises:
-            OSError: they could not be written.
-        """
+        """Append whole lines in one write. Raises OSError: they could not be written."""
         now = self._now()
         info = os.fstat(self._fd)
         if info.st_nlink == 0:  # the folder was cleared

@@ -4,11 +4,12 @@ Context travels in messages as a W3C `traceparent`. `span` and `record_span` use
 is set globally, so they also work inside engines that set up tracing of their own.
 """
 
+import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -21,12 +22,14 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from triptych_common import release
-from triptych_common.telemetry.exporters import OtlpProtocol, span_exporter
-from triptych_common.telemetry.plain_spans import PlainTracer, active_span
-from triptych_common.telemetry.random_ids import random_id
+from triptych_common.telemetry.exporters import TracingSettings, span_exporter
+from triptych_common.telemetry.plain_spans import PlainTracer, TailSampling, active_span
 from triptych_common.telemetry.span_records import INSTANCE
-from triptych_common.telemetry.tail_sampling import TailSampling
-from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
+
+ID_BYTES = 16
+_NUM_AT_ONCE = 256
+_unused: deque[bytes] = deque()
+os.register_at_fork(after_in_child=_unused.clear)  # parent and child would hand out the same ones
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
@@ -34,6 +37,20 @@ EXPORT_DELAY_MS = 200
 
 _SCOPE = "triptych"
 _propagator = TraceContextTextMapPropagator()
+
+
+def random_id() -> bytes:
+    """Return 16 random bytes, unique over processes. Callable from any thread.
+
+    They come from the operating system, many at a time: a call takes 5 µs, and a request needs several. vLLM
+    seeds Python's own generator alike in each of its workers: their ids would be the same.
+    """
+    while True:
+        try:
+            return _unused.pop()
+        except IndexError:
+            drawn = os.urandom(ID_BYTES * _NUM_AT_ONCE)
+            _unused.extend(drawn[at : at + ID_BYTES] for at in range(0, len(drawn), ID_BYTES))
 
 
 class _SystemIdGenerator(IdGenerator):
@@ -88,8 +105,6 @@ class _Provider(TracerProvider):
 
 
 class _InstanceOnEverySpan(SpanProcessor):
-    """Processor that sets `triptych.instance` on the spans of others too."""
-
     def __init__(self, instance: str) -> None:
         self._instance = instance
 
@@ -97,37 +112,17 @@ class _InstanceOnEverySpan(SpanProcessor):
         span.set_attribute(INSTANCE, self._instance)
 
 
-def setup_tracing(
-    service_name: str,
-    instance: str,
-    *,
-    otlp_endpoint: str | None,
-    otlp_protocol: OtlpProtocol = "http/protobuf",
-    traces_dir: Path | None,
-    traces_max_bytes: int = DEFAULT_MAX_BYTES,
-    traces_max_age_s: int = DEFAULT_MAX_AGE_S,
-    tail_sampling: TailSampling | None = None,
+def setup_service_tracing(
+    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
 ) -> TracerProvider:
     """Build this process's tracer provider, and set it globally if none is set yet.
 
-    Spans go to `otlp_endpoint` (base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT) if given, else to a file
-    in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing) for
-    `traces_max_age_s`, else nowhere. Call the provider's `shutdown()` at the end: it flushes.
-
-    Args:
-        tail_sampling: rules by which this process keeps its own spans of unsampled requests.
+    Call the provider's `shutdown()` at the end: it flushes. `tail_sampling`: rules by which this process
+    keeps its own spans of unsampled requests.
     """
-    exporter = span_exporter(
-        service_name,
-        instance,
-        otlp_endpoint=otlp_endpoint,
-        otlp_protocol=otlp_protocol,
-        traces_dir=traces_dir,
-        max_bytes=traces_max_bytes,
-        max_age_s=traces_max_age_s,
-    )
-    provider = _Provider(service_name, instance, tail_sampling)
-    provider.add_span_processor(_InstanceOnEverySpan(instance))
+    exporter = span_exporter(service_name, settings)
+    provider = _Provider(service_name, settings.instance, tail_sampling)
+    provider.add_span_processor(_InstanceOnEverySpan(settings.instance))
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
@@ -135,41 +130,7 @@ def setup_tracing(
     return provider
 
 
-class TracingSettings(Protocol):
-    """Trace settings of a process: `ServiceSettings`, and the options of the connector."""
-
-    @property
-    def instance(self) -> str: ...
-    @property
-    def otlp_endpoint(self) -> str | None: ...
-    @property
-    def otlp_protocol(self) -> OtlpProtocol: ...
-    @property
-    def traces_dir(self) -> Path | None: ...
-    @property
-    def traces_max_bytes(self) -> int: ...
-    @property
-    def traces_max_age_s(self) -> int: ...
-
-
-def setup_service_tracing(
-    service_name: str, settings: TracingSettings, tail_sampling: TailSampling | None = None
-) -> TracerProvider:
-    """Call `setup_tracing` with a service's settings."""
-    return setup_tracing(
-        service_name,
-        settings.instance,
-        otlp_endpoint=settings.otlp_endpoint,
-        otlp_protocol=settings.otlp_protocol,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        traces_max_age_s=settings.traces_max_age_s,
-        tail_sampling=tail_sampling,
-    )
-
-
 def tracer() -> trace.Tracer:
-    """Return the tracer of the provider that is set globally at the time of the call."""
     return _tracer_of(trace.get_tracer_provider())
 
 

@@ -43,8 +43,6 @@ class BusChanged:
 
 @dataclass
 class PinReply:
-    """The store's answer to one `pin_or_watch`."""
-
     mm_hash: str
     reply: StoreReply | StoreError
 
@@ -72,7 +70,6 @@ class Inbox:
         self.wake_engine()
 
     def wake_engine(self) -> None:
-        """End the engine's wait for input."""
         self._wake_engine()
 
     def take_events(self) -> Iterator[InboxEvent]:
@@ -175,7 +172,6 @@ class Consumer:
         self._preallocator.finalize_allocation(mm_hash)
 
     def on_loaded(self, tensors: Iterable[LoadedTensor]) -> None:
-        """Count tensors that workers loaded."""
         for each in tensors:
             self._counters.count(engine_counters.HANDOVER_BYTES, each.num_bytes, each.transport)
             self._counters.observe(engine_counters.HANDOVER_S, each.seconds, each.transport)
@@ -205,7 +201,6 @@ class Consumer:
         return first_tokens
 
     def fail_request(self, engine_request_id: str, why: str) -> None:
-        """End the request with an error."""
         admission = self._requests.get(engine_request_id)
         if admission is not None:
             self._grants.fail_admission(admission, why)
@@ -261,7 +256,6 @@ class Consumer:
 
     # ---- waiting and waking ----------------------------------------------------------------------
     def on_request_added(self, request: Any) -> None:
-        """Start the request's deadline."""
         remaining_s = self._requests.remaining_s(request)
         if remaining_s is not None:
             self._deadlines.start_wait(request.request_id, remaining_s)
@@ -276,7 +270,6 @@ class Consumer:
         self._grants.fail_admission(admission, "its time is up")
 
     def on_parked(self, engine_request_id: str, step: int) -> None:
-        """Record the start of a wait at the engine's step number `step`."""
         admission = self._requests.get(engine_request_id)
         if admission is None or admission.parked_ns is not None:
             return
@@ -323,7 +316,6 @@ class Consumer:
         self._counters.count(engine_counters.STALLS)
 
     def note_waiting(self, num_parked: int, num_stalled: int) -> None:
-        """Set the gauges of parked and stalled requests."""
         self._counters.set_gauge(engine_counters.PARKED, num_parked)
         self._counters.set_gauge(engine_counters.STALLED, num_stalled)
 

@@ -25,7 +25,6 @@ class Deadlines:
         return len(self._by_request)
 
     def start_wait(self, engine_request_id: str, remaining_s: float) -> None:
-        """Give a new request `remaining_s` to wait."""
         self._set_deadline(engine_request_id, self._now() + remaining_s + GRACE_S)
 
     def renew_wait(self, engine_request_id: str) -> None:
@@ -36,7 +35,6 @@ class Deadlines:
         return engine_request_id in self._by_request
 
     def end_wait(self, engine_request_id: str) -> None:
-        """Remove the deadline of a request that has ended."""
         self._by_request.pop(engine_request_id, None)
         self._clean()
 
@@ -57,7 +55,6 @@ class Deadlines:
         return passed
 
     def _set_deadline(self, engine_request_id: str, when: float) -> None:
-        """Set the deadline to `when`, whatever it was before."""
         self._by_request[engine_request_id] = when
         heapq.heappush(self._heap, (when, engine_request_id))
         if self._alarm_at is None or when < self._alarm_at:

@@ -96,13 +96,11 @@ class ItemGrants:
         )
 
     def give_back_request(self, admission: Admission) -> None:
-        """Give back everything that the request holds or waits for."""
         self._preallocator.depreallocate(admission.engine_request_id)
         self._drop_places(admission, set(admission.asked))
         self._grant_pending()
 
     def give_back_place(self, admission: Admission, item_index: int) -> None:
-        """Give back a place that the request is done with."""
         self._drop_places(admission, {item_index})
         self._grant_pending()
 
@@ -121,7 +119,6 @@ class ItemGrants:
 
     # ---- the store's answers ---------------------------------------------------------------------
     def on_pin_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
-        """Handle the store's reply to `pin_or_watch`."""
         match reply:
             case Pinned():
                 self.on_pinned(mm_hash, reply)
@@ -147,7 +144,6 @@ class ItemGrants:
                 self._wake_if_ready(admission)
 
     def on_writer_lost(self, mm_hash: str) -> None:
-        """Handle the end of the encoder that was writing the item."""
         self._order_again(mm_hash, "writer_lost")
 
     def on_store_lost(self) -> None:

@@ -97,7 +97,6 @@ class ItemPins:
 
     # ---- requests --------------------------------------------------------------------------------
     def acquire_item(self, mm_hash: str, engine_request_id: str) -> None:
-        """Add a request that was granted the item."""
         item = self._items.get(mm_hash)
         if item is None:
             item = self._items[mm_hash] = EngineItem(mm_hash)
@@ -141,7 +140,6 @@ class ItemPins:
         self._link.unpin(pin_id)
 
     def end_watch(self, mm_hash: str) -> None:
-        """End a watch that no request needs."""
         self._link.unwatch(mm_hash)
 
     def ask_for_ordered(self) -> None:
@@ -180,7 +178,6 @@ class ItemPins:
         self._loads.append(LoadOrder(mm_hash, item.pin_id, item.descriptor, traceparent))
 
     def take_load_orders(self) -> list[LoadOrder]:
-        """Take the load orders of this step."""
         loads, self._loads = self._loads, []
         for order in loads:
             if (item := self._items.get(order.mm_hash)) is not None:
@@ -217,7 +214,6 @@ class ItemPins:
                 self._link.pin_or_watch(item.mm_hash)
 
     def _end_item(self, item: EngineItem) -> None:
-        """End an item that no request needs any more."""
         if item.state is EngineItemState.WATCHING:
             self._link.unwatch(item.mm_hash)
         elif item.state is EngineItemState.PINNED and item.pin_id is not None:

@@ -148,7 +148,6 @@ class ItemReplies:
         return reply
 
     def _send_news(self, key: RequesterKey, reply: _Reply, traceparent: str | None) -> None:
-        """Send each encoder of the item what has changed for it."""
         for job in reply.jobs.values():
             decision, ack = self._decision_for(key, reply, job), self._ack_for(key, reply, job)
             if decision is not None and decision != job.sent_decision:

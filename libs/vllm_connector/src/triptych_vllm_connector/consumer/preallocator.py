@@ -91,10 +91,6 @@ class Preallocator:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def is_pending(self, engine_request_id: str) -> bool:
-        """True if the request waits for space for some of its items."""
-        return engine_request_id in self._pending
-
     def can_ever_hold(self, need: Need) -> bool:
         return self._budget is None or need.num_embeds <= self._budget
 
@@ -211,11 +207,7 @@ class AsyncPreallocator(Preallocator):
 
 
 def make_preallocator(strategy: str, budget_embeds: int) -> Preallocator:
-    """Preallocator of `strategy`, which is `sync` or `async`.
-
-    Raises:
-        ValueError: another strategy.
-    """
+    """Preallocator of `strategy`, which is `sync` or `async`. Raises ValueError: another strategy."""
     if strategy == "sync":
         return SyncPreallocator(budget_embeds)
     if strategy == "async":

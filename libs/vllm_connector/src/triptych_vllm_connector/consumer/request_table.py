@@ -99,11 +99,7 @@ class RequestTable:
         admission.asked |= item_indexes
 
     def grant_place(self, admission: Admission, item_index: int) -> None:
-        """Record that this place has space.
-
-        Raises:
-            IllegalTransitionError: the request asked for none.
-        """
+        """Record that this place has space. Raises IllegalTransitionError: the request asked for none."""
         if item_index in admission.granted:
             return
         if admission.state not in (AdmissionState.GRANTED, AdmissionState.FAILED):
@@ -132,7 +128,6 @@ class RequestTable:
         return True
 
     def drop_item(self, admission: Admission, mm_hash: str) -> None:
-        """Drop all places of the item."""
         for feature in admission.places_of(mm_hash):
             self.drop_place(admission, feature.item_index)
 
@@ -170,7 +165,6 @@ class RequestTable:
         self._to_wake[admission.engine_request_id] = None
 
     def take_to_wake(self) -> list[str]:
-        """Requests to wake, in the order they were woken."""
         to_wake, self._to_wake = self._to_wake, {}
         for engine_request_id in to_wake:
             self._admissions[engine_request_id].is_waiting = False

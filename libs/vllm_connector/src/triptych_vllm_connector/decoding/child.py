@@ -37,8 +37,6 @@ _STATUS = Path("/proc/self/status")
 
 
 class Memory:
-    """Private memory of this process."""
-
     def __init__(self, num_bytes: int) -> None:
         """Limit it to `num_bytes` beyond what the process has now."""
         self._own_bytes = self._status("VmData")
@@ -92,8 +90,6 @@ class Output:
 
 
 class OpenedItem:
-    """One item's bytes, and the decoder that has them open."""
-
     def __init__(self, media: int, output: Output) -> None:
         self._output = output
         self._opened = contextlib.ExitStack()

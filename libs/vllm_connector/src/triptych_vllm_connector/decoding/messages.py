@@ -5,7 +5,7 @@ names, or `Failed`. `Begin` carries two descriptors: a memfd with the item's byt
 bytes, which the child enlarges and writes from its start.
 """
 
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Union
 
 import msgspec
 
@@ -202,37 +202,10 @@ class Pixels(DecodeReply, frozen=True):
     transparency: int | bytes | tuple[int, ...] | None
 
 
-AnyRequest = (
-    Begin
-    | End
-    | ListStreams
-    | OpenCapture
-    | CountFrames
-    | GetProperty
-    | SetProperty
-    | Grab
-    | Retrieve
-    | OpenSound
-    | ReadSound
-    | OpenAudio
-    | DecodeAudio
-    | LoadImage
-)
-AnyReply = (
-    Acknowledged
-    | Ended
-    | Failed
-    | Streams
-    | Number
-    | Flag
-    | Grabbed
-    | Frame
-    | Sound
-    | Samples
-    | AudioStream
-    | Chunks
-    | Pixels
-)
 ENCODER = msgspec.msgpack.Encoder()
-REQUESTS = msgspec.msgpack.Decoder(AnyRequest)
-REPLIES = msgspec.msgpack.Decoder(AnyReply)
+REQUESTS: msgspec.msgpack.Decoder[DecodeRequest] = msgspec.msgpack.Decoder(
+    Union[tuple(DecodeRequest.__subclasses__())]  # noqa: UP007
+)
+REPLIES: msgspec.msgpack.Decoder[DecodeReply] = msgspec.msgpack.Decoder(
+    Union[tuple(DecodeReply.__subclasses__())]  # noqa: UP007
+)

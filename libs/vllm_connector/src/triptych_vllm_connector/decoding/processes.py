@@ -50,7 +50,6 @@ class DecoderError(ValueError):
     """A decoder failed on the item's bytes. The text quotes the decoder: for the log."""
 
     def __init__(self, detail: str, code: int) -> None:
-        """`code` is libsndfile's error code, or 0."""
         super().__init__(detail)
         self.code = code
 
@@ -142,8 +141,6 @@ def _environment() -> dict[str, str]:
 
 
 class Session:
-    """One item in a decoding process."""
-
     def __init__(self, process: _Process, output: int, what: str, bounds: DecodingBounds) -> None:
         """`output`: memory that both processes map; `what`: the item's kind, as callers read it."""
         self._process = process
@@ -272,7 +269,6 @@ class DecodeProcesses:
             self._give_back(process)
 
     def close(self) -> None:
-        """End the processes that are idle. Processes end with this one in any case."""
         with self._changed:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -308,7 +304,6 @@ class DecodeProcesses:
         return process
 
     def _is_clean(self, process: _Process) -> bool:
-        """Return whether the process has forgotten its item."""
         process.send(messages.End())
         packet = process.try_receive(END_TIMEOUT_S)
         if not packet:

@@ -11,6 +11,5 @@ audio_reader            audio formats that vLLM's reader may open, none of which
 engine_fork             EngineCore on the CPU, forked instead of spawned
 engine_watchdog         detects an engine that hangs, and ends what waits for it
 platform                this machine's GPU and store region
-budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget
 slab_watch              transports the instance offers, announced again when the store restarts
 """

@@ -186,7 +186,6 @@ def read_audio_formats_only(processes: DecodeProcesses) -> None:
         raise SeamNotFoundError("vLLM's reader of audio does not have PyAV and soundfile where they were")
 
     def is_for_pyav(error: Exception) -> bool:
-        """True for an error after which vLLM tries PyAV."""
         return isinstance(error, soundfile.LibsndfileError) and error.code in audio._BAD_SF_CODES
 
     replace(audio, "AudioDecoder", None, used_by=(audio.load_audio_torchcodec,))

@@ -54,8 +54,6 @@ def may_use_slab(engine_args: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class FoundStore:
-    """Result of one look at this machine's store."""
-
     store: str | None = None  # its name; None: it could not be asked
     has_region: bool = False  # this process can map its region
 

@@ -62,8 +62,6 @@ def announced_capabilities(
 
 
 class StoreChanges:
-    """Changes of a store session: a restart, or its end."""
-
     def __init__(self) -> None:
         self.happened = asyncio.Event()
         self.is_over = False
@@ -181,7 +179,6 @@ class SlabWatch:
             yield cls(setting, has_region, prober)
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the instance's registry record."""
         return {
             "transports": self.own.transports,
             "device": self.own.device,

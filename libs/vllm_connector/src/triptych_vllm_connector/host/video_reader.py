@@ -174,7 +174,6 @@ class _BoundedLoader:
 
 
 def _num_pixels(cap: Any) -> int:
-    """Number of pixels of a frame."""
     return int(cap.get(cv2.CAP_PROP_FRAME_WIDTH)) * int(cap.get(cv2.CAP_PROP_FRAME_HEIGHT))
 
 

@@ -2,5 +2,4 @@
 
 opening         open_consumer: the consumer with all its links: the sender on the bus, the timer thread.
 readable_pins   ReadablePins: a pin counts only if its bytes can be read from here.
-store_pins      StorePins: commands about pins, over the store session.
 """

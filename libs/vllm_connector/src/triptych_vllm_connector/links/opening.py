@@ -19,8 +19,7 @@ from triptych_vllm_connector.consumer.consumer import BusChanged, Consumer, Inbo
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.readable_pins import ReadablePins
-from triptych_vllm_connector.links.store_pins import StorePins
+from triptych_vllm_connector.links.readable_pins import ReadablePins, StorePins
 from triptych_vllm_connector.readable import Readable
 from triptych_vllm_connector.slab_probe import UsableSlab
 
@@ -90,8 +89,6 @@ class Alarm:
 
 
 class Closer(Protocol):
-    """A link that is closed at the end."""
-
     def close(self) -> None: ...
 
 

@@ -9,18 +9,69 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from triptych_common.domain.errors import StoreError, TriptychError
-from triptych_common.protocol.store import SHM, Descriptor, EntrySealed, Pinned, StoreReply, WriterLost
+from triptych_common.protocol.store import (
+    SHM,
+    Descriptor,
+    EntrySealed,
+    Evict,
+    Pinned,
+    PinOrWatch,
+    StoreReply,
+    Unpin,
+    Unwatch,
+    WriterLost,
+)
+from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.ports import PinLink
-from triptych_vllm_connector.links.store_pins import OnReply
+
+OnReply = Callable[[str, StoreReply | StoreError], None]
 
 log = get_logger(__name__)
 
 OnPush = Callable[[EntrySealed | WriterLost], None]
 Deliver = Callable[[], None]
+
+
+class StorePins:
+    """`PinLink` over a `StoreSession`. `num_ranks` unpins end each pin (one per tensor-parallel rank).
+
+    `on_reply(mm_hash, reply)` is called on the session's thread.
+    """
+
+    def __init__(self, session: StoreSession, num_ranks: int, on_reply: OnReply) -> None:
+        self._session = session
+        self._num_ranks = num_ranks
+        self._on_reply = on_reply
+
+    def pin_or_watch(self, mm_hash: str) -> None:
+        future = self._session.submit(PinOrWatch(seq=0, mm_hash=mm_hash, num_holders=self._num_ranks))
+
+        def deliver(done: Future[StoreReply]) -> None:
+            try:
+                self._on_reply(mm_hash, done.result())
+            except StoreError as error:
+                self._on_reply(mm_hash, error)
+
+        future.add_done_callback(deliver)
+
+    def unpin(self, pin_id: int) -> None:
+        for _ in range(self._num_ranks):
+            self._session.submit(Unpin(seq=0, pin_id=pin_id))
+
+    def unwatch(self, mm_hash: str) -> None:
+        self._session.submit(Unwatch(seq=0, mm_hash=mm_hash))
+
+    def evict_entry(self, mm_hash: str) -> None:
+        """Evict the entry unless another client uses it, so that it is made anew."""
+        self._session.submit(Evict(seq=0, mm_hash=mm_hash))
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class EvictingPinLink(PinLink, Protocol):

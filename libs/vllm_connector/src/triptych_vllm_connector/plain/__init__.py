@@ -2,7 +2,6 @@
 
 connector      PlainECConnector: the object that vLLM makes in EngineCore and in each worker, and calls;
                PlainOptions: its `ec_connector_extra_config`; PlainStep: a step's loads and saves.
-store_pin      both: a pinned tensor.
 wanted_items   EngineCore: which items of vLLM's requests are pinned, and which requests cannot get theirs.
 store_pins     EngineCore: pins, by calls to the store that are bounded in time.
 plain_worker   workers: loads pinned tensors, saves encoder outputs.

@@ -32,8 +32,7 @@ from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.host.namespace import digest_of_engine
 from triptych_vllm_connector.plain.plain_worker import PlainWorker
-from triptych_vllm_connector.plain.store_pin import StorePin
-from triptych_vllm_connector.plain.store_pins import BoundedPins
+from triptych_vllm_connector.plain.store_pins import BoundedPins, StorePin
 from triptych_vllm_connector.plain.wanted_items import WantedItems
 
 
@@ -176,7 +175,6 @@ class PlainECConnector(ECConnectorBase):
             self._worker.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
-        """End the step, successful or not."""
         super().clear_connector_metadata()
         if self._worker is not None and self.is_producer:
             self._worker.on_step_end()

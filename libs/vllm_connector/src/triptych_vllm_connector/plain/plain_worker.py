@@ -21,7 +21,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.plain.bounded_calls import BoundedCalls
 from triptych_vllm_connector.plain.reopened import Reopened
-from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.plain.store_pins import StorePin
 from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
 from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker

@@ -18,8 +18,6 @@ LAST_RETRY_S = 1.0
 
 
 class OverStore(Protocol):
-    """A store session, or an object built on one."""
-
     @property
     def has_ended(self) -> bool: ...
 

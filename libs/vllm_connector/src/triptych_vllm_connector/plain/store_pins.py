@@ -1,7 +1,10 @@
 """Pins of an EngineCore with vLLM's own scheduler, requested when an item is needed."""
 
+from typing import NamedTuple
+
 from triptych_common.protocol.store import (
     SHM,
+    Descriptor,
     EntrySealed,
     Pinned,
     PinOrWatch,
@@ -15,9 +18,16 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, StoreConfig, engine_session_name
 from triptych_vllm_connector.plain.bounded_calls import BoundedCalls, end_pin
 from triptych_vllm_connector.plain.reopened import Reopened
-from triptych_vllm_connector.plain.store_pin import StorePin
 
 log = get_logger(__name__)
+
+
+class StorePin(NamedTuple):
+    """A pinned tensor. Its holder ends the pin, once for each rank."""
+
+    pin_id: int
+    descriptor: Descriptor
+    region_id: str  # in another region the descriptor means nothing
 
 
 class BoundedPins:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.plain.store_pin import StorePin
-from triptych_vllm_connector.plain.store_pins import BoundedPins
+from triptych_vllm_connector.plain.store_pins import BoundedPins, StorePin
 
 log = get_logger(__name__)
 

@@ -1,6 +1,5 @@
 """Records of items between vLLM's renderers (`protocol.item_record` has their form).
 
-item_cache  what vLLM asks a cache of processed items, and ours do not do
 packing     tensors and token lists to `PackedArray`s and back
 item_fields which fields of an item the language model reads, and which its encoder alone does
 recording   encoder: what the renderer made of an item, as a record

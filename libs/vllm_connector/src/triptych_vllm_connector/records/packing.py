@@ -34,7 +34,6 @@ def unpack_tensor(array: PackedArray) -> torch.Tensor:
 
 
 def pack_tokens(tokens: Sequence[int]) -> PackedArray:
-    """Pack tokens as int32 [length]."""
     return pack_tensor(torch.tensor(tokens, dtype=getattr(torch, TOKEN_DTYPE)))
 
 

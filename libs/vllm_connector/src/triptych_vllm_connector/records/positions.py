@@ -40,8 +40,6 @@ def outline_of(model_cls: type, config: Any) -> Any:
 
 
 class PositionCheck:
-    """Position check for the items of one model."""
-
     def __init__(self, outline: Any | None) -> None:
         """`outline` computes positions; None if they follow from the number of tokens."""
         self._outline = outline

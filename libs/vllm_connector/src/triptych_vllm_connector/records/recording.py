@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
     MultiModalBatchedField,
@@ -16,16 +17,11 @@ from vllm.multimodal.inputs import (
     MultiModalSharedField,
 )
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+from vllm.utils.cache import CacheInfo
 
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
-from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
-from triptych_vllm_connector.records.packing import (
-    NotRecordableError,
-    pack_tensor,
-    pack_tokens,
-    pack_value,
-)
+from triptych_vllm_connector.records.packing import NotRecordableError, pack_tensor, pack_tokens, pack_value
 
 MAX_UNDECLARED_BYTES = 64 << 10
 """Maximum size of a field that `item_fields` does not name: in a model from outside vLLM it may be media."""
@@ -35,6 +31,19 @@ _BATCHING: tuple[tuple[type[BaseMultiModalField], Batching], ...] = (
     (MultiModalFlatField, Batching.FLAT),
     (MultiModalSharedField, Batching.SHARED),
 )
+
+
+class ItemCache(BaseMultiModalProcessorCache):
+    """Methods of vLLM's cache that neither subclass needs."""
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        pass
+
+    def clear_cache(self) -> None:
+        pass
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        return CacheInfo(hits=0, total=0)
 
 
 class ItemRecorder(ItemCache):

@@ -40,10 +40,10 @@ from triptych_common.protocol.item_record import Batching, ItemRecord, Placehold
 from triptych_common.protocol.item_urls import parse_item_url
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 from triptych_vllm_connector.pieces import divide_feature
-from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.item_fields import is_for_language_model
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
+from triptych_vllm_connector.records.recording import ItemCache
 from triptych_vllm_connector.seams.current import seam
 from triptych_vllm_connector.seams.replacing import replace
 
@@ -97,7 +97,6 @@ class RecordedItems(ItemCache):
     """Cache of a renderer that processes one request at a time, holding that request's items."""
 
     def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
-        """`max_num_tokens`: limit of a prompt, in tokens."""
         self._check = check
         self._vocab_size = vocab_size
         self._max_num_tokens = max_num_tokens
@@ -199,10 +198,7 @@ def replay_records(
 
     replace(renderer, "_mm_processor_cache", cache, used_by=(BaseRenderer._process_multimodal,))
     replace(
-        renderer,
-        "_process_multimodal_async",
-        process_async,
-        used_by=(BaseRenderer._process_tokens_async,),
+        renderer, "_process_multimodal_async", process_async, used_by=(BaseRenderer._process_tokens_async,)
     )
     info = renderer.get_mm_processor().info
     _let_items_pass(info, cache, are_all_items=renders_media)
@@ -346,7 +342,6 @@ def _params_of(sent: Any) -> ECTransferParams | None:
 
 
 def _name_items(params: ECTransferParams | None) -> None:
-    """Set the items of the request being served."""
     request_items.set({} if params is None else {item.mm_hash: item for item in params.items})
 
 

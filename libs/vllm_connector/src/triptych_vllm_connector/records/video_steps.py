@@ -29,21 +29,13 @@ class NotInStepsError(Exception):
 
 
 def num_steps(item: MultiModalKwargsItem) -> int:
-    """Number of time steps in the item's grid.
-
-    Raises:
-        NotInStepsError: it cannot be divided.
-    """
+    """Number of time steps in the item's grid. Raises NotInStepsError: it cannot be divided."""
     num, _ = _form(item)
     return num
 
 
 def cut_steps(item: MultiModalKwargsItem, first: int, end: int) -> MultiModalKwargsItem:
-    """Item with only its steps from `first` up to `end`.
-
-    Raises:
-        NotInStepsError: it cannot be divided.
-    """
+    """Item with only its steps from `first` up to `end`. Raises NotInStepsError: it cannot be divided."""
     num, cells_of_step = _form(item)
     return MultiModalKwargsItem(
         {
@@ -96,7 +88,6 @@ def steps_of_pieces(num_steps: int, rows_of_step: int, piece_rows: int) -> list[
 
 
 def _form(item: MultiModalKwargsItem) -> tuple[int, int]:
-    """Number of steps, and of patches in each."""
     grids = [element.data for name, element in item.items() if name.endswith(GRID_SUFFIX)]
     if len(grids) != 1 or not isinstance(grids[0], torch.Tensor) or grids[0].numel() != GRID_VALUES:
         raise NotInStepsError("no grid of its own")

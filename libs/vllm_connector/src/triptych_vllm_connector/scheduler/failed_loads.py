@@ -41,11 +41,9 @@ class LoadsInFlight:
         self._departed: dict[str, list[DepartedRequest]] = {}
 
     def on_step_scheduled(self, mm_hashes: Iterable[str]) -> None:
-        """Count the loads of a scheduled step."""
         self._num_steps.update(mm_hashes)
 
     def on_step_output(self, mm_hashes: Iterable[str]) -> None:
-        """Remove the loads of a step whose output was handled."""
         for mm_hash in mm_hashes:
             self._num_steps[mm_hash] -= 1
             if self._num_steps[mm_hash] <= 0:

@@ -27,7 +27,7 @@ from triptych_vllm_connector.consumer.overlap import Readiness
 from triptych_vllm_connector.grammars.compiled import GONE
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
-from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
+from triptych_vllm_connector.scheduler.kv_refusals import describe_kv_caches
 from triptych_vllm_connector.scheduler.partial_preemption import PartialPreemption, overlap_policy
 from triptych_vllm_connector.scheduler.prefill_budget import PrefillBudget
 from triptych_vllm_connector.scheduler.prefill_chunking import DECODE_SHARES, PrefillChunking

@@ -24,10 +24,19 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.prefill_chunking import CHUNK_SIZES, PrefillChunking
 from triptych_vllm_connector.scheduler.prefill_fairness import UNNAMED, PrefillFairness
 from triptych_vllm_connector.seams.current import seam
+
+
+def can_clip(scheduler: Any) -> bool:
+    """True if vLLM's scheduler can clip a prompt anywhere and nothing else moves its KV blocks."""
+    return bool(
+        scheduler.scheduler_config.enable_chunked_prefill
+        and not scheduler.is_encoder_decoder
+        and not scheduler.need_mamba_block_aligned_split
+        and scheduler.connector is None
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,6 @@ class PrefillBudget:
         self._last_output_at = 0.0
 
     def add_request(self, request: Request) -> None:
-        """Add a new request to its flow."""
         params = request.ec_transfer_params  # vLLM takes anything
         flow = params.get("flow") if isinstance(params, dict) else UNNAMED
         self._turns.add_request(

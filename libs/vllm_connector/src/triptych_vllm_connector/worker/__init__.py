@@ -8,7 +8,6 @@ ports                   the connector's interface, as these call it
 step_check              encoder: whether the rows of a video's step depend on its other steps
 containment             encoder: an item that raises inside the vision tower costs its own job alone
 encoder_memory          encoder: whether its largest steps fit the GPU's memory
-encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock
 writing                 encoder: an output to its reservation, then the seal
 loading                 prefill_decode: sealed tensors into vLLM's encoder cache; their pins end
 cores/                  what it computes on: on the CPU how many threads, and on which cores now; or which GPU

@@ -61,7 +61,6 @@ class LoadingWorker(StoreWorker):
                 log.info("copy not started ahead", mm_hash=order.mm_hash, error=str(error))
 
     def drop_copies(self, mm_hashes: Sequence[str]) -> None:
-        """Drop copies that no step will load."""
         for mm_hash in mm_hashes:
             self._started.pop(mm_hash, None)
 
@@ -117,7 +116,6 @@ class LoadingWorker(StoreWorker):
         return failed
 
     def take_loaded(self) -> tuple[LoadedTensor, ...]:
-        """Tensors loaded in this step."""
         loaded, self._loaded = tuple(self._loaded), []
         return loaded
 

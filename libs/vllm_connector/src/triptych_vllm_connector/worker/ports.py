@@ -12,8 +12,6 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 
 @runtime_checkable
 class WorkerConnector(Protocol):
-    """`connector.TriptychECConnector`, as workers use it."""
-
     config: ConnectorConfig
     num_ranks: int
     writer: WritingWorker | None
@@ -22,11 +20,7 @@ class WorkerConnector(Protocol):
 
 
 def connector_of_worker() -> WorkerConnector:
-    """Connector of the calling worker.
-
-    Raises:
-        TypeError: the engine was started with another one.
-    """
+    """Connector of the calling worker. Raises TypeError: the engine was started with another one."""
     connector = get_ec_transfer()
     if not isinstance(connector, WorkerConnector):
         raise TypeError(f"expected TriptychECConnector, got {type(connector).__name__}")

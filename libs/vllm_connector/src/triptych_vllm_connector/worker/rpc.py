@@ -50,7 +50,6 @@ class WorkerRpc:
         self.kept_random_state = np.random.get_state(), torch.get_rng_state(), gpu
 
     def triptych_restore_random_state(self: Any) -> None:
-        """Restore the state that `triptych_keep_random_state` saved."""
         numpy, cpu, gpu = self.kept_random_state
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)

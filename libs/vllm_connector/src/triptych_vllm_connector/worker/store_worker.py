@@ -23,8 +23,6 @@ TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
 
 
 class StoreWorker:
-    """Store session and transports of one worker."""
-
     def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config
         self._opened: WorkerTransports | None = None  # for the session's thread, which may come first
@@ -58,7 +56,6 @@ class StoreWorker:
         return self._session.welcome.region_id
 
     def probe_slab(self) -> SlabProbeResult:
-        """Result of mapping the store's memory on this worker's GPU."""
         return self._transports.probe_slab()
 
     def close(self) -> None:

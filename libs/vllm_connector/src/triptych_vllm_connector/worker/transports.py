@@ -12,10 +12,10 @@ from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import OnDone
 from triptych_common.region.cuda.transports import TorchDevice
+from triptych_common.region.fence import Place
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.region.transport import (
     OnRelease,
-    Place,
     SharedMemoryReader,
     SharedMemoryWriter,
     TensorReader,
@@ -179,7 +179,6 @@ class WorkerTransports:
         raise StoreUnavailableError(f"memory {memory} cannot be read from here")
 
     def _make_gpu(self) -> GpuTransports:
-        """Transports on the GPU that vLLM has chosen for this worker."""
         index = torch.cuda.current_device()
         try:
             driver = load_driver(index)

@@ -9,9 +9,10 @@ a thread seals when the GPU has come to it: vLLM's thread waits for nothing and 
 import functools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -23,11 +24,92 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.containment import check_device
-from triptych_vllm_connector.worker.cores.core_range import CoreRange
-from triptych_vllm_connector.worker.encode_clock import EncodeClock, clock_of
+from triptych_vllm_connector.worker.cores.compute_share import CoreRange
 from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
 
 log = get_logger(__name__)
+
+
+class EncodeClock(Protocol):
+    """Measures the encoding of one step at a time."""
+
+    def start(self) -> None:
+        """Mark the start of the encoder, for every item of this step."""
+
+    def mark_end(self) -> None:
+        """Mark the end: items are encoded, or will be by work now on the stream. The first call counts."""
+
+    def span_ns(self) -> tuple[int, int]:
+        """Start and end in Unix nanoseconds; called once the GPU has written the item."""
+
+
+class HostClock:
+    """Clock for CPUs, where calls return when the work is done."""
+
+    def __init__(self) -> None:
+        self._start_ns = 0
+        self._end_ns = 0
+
+    def start(self) -> None:
+        self._start_ns, self._end_ns = time.time_ns(), 0
+
+    def mark_end(self) -> None:
+        if self._end_ns == 0:
+            self._end_ns = time.time_ns()
+
+    def span_ns(self) -> tuple[int, int]:
+        return self._start_ns or self._end_ns, self._end_ns
+
+
+class TimedEvent(Protocol):
+    """A point on a stream; `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """True once the stream has reached the event."""
+        ...
+
+    def elapsed_time(self, end_event: "TimedEvent") -> float:
+        """Milliseconds between two reached events."""
+        ...
+
+
+class DeviceClock:
+    """Clock for GPUs: two events around the encoder's kernels, which the host does not wait for.
+
+    If the stream has not reached the second event, because nothing was written, the launches are measured.
+    """
+
+    def __init__(self, record: Callable[[], TimedEvent]) -> None:
+        """`record` returns an event on the current stream."""
+        self._record = record
+        self._host = HostClock()
+        self._first: TimedEvent | None = None
+        self._last: TimedEvent | None = None
+
+    def start(self) -> None:
+        self._host.start()
+        self._first, self._last = self._record(), None
+
+    def mark_end(self) -> None:
+        self._host.mark_end()
+        if self._last is None:
+            self._last = self._record()
+
+    def span_ns(self) -> tuple[int, int]:
+        start_ns, end_ns = self._host.span_ns()
+        if self._first is not None and self._last is not None and self._last.query():
+            end_ns = start_ns + int(self._first.elapsed_time(self._last) * 1e6)
+        return start_ns, end_ns
+
+
+def clock_of(device_type: str) -> EncodeClock:
+    return HostClock() if device_type == "cpu" else DeviceClock(_record_on_gpu)
+
+
+def _record_on_gpu() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,19 @@ Bytes in Redis or on a GPU are not checked. The event loop chooses entries and h
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from triptych_cache_store.checksums.checksums import Checksums
+from blake3 import blake3
+
 from triptych_cache_store.core.state import Out, Outgoing, StoreState, VerifyRequest
 from triptych_cache_store.entries.entry_table import Entry, EntryState
 from triptych_common.protocol.store import SHM, EntryFault, Verified
+from triptych_common.region.layout import RegionLayout
 from triptych_common.telemetry.logs import get_logger
+
+STEP_BYTES = 4 << 20  # hashed at once, without the GIL
 
 log = get_logger(__name__)
 
@@ -23,6 +27,39 @@ SEALED = (EntryState.READY, EntryState.PINNED)
 BATCH_ENTRIES = 256
 BATCH_BYTES = 8 << 20
 MAX_FAULTS = 1000
+
+
+class Checksums:
+    """Checksums of entries from `buffer`, the whole region: 32 bits of BLAKE3, to notice accidents."""
+
+    def __init__(self, buffer: memoryview, layout: RegionLayout) -> None:
+        self._buffer = buffer
+        self._layout = layout
+
+    def has_checksum(self, entry: Entry, checksum: int) -> bool:
+        """True if the bytes of `entry` have this checksum."""
+        return self.compute([entry]) == [checksum]
+
+    def compute(
+        self, entries: Sequence[Entry], is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[int] | None:
+        """Checksums of the entries in order; None if `is_stopping` became true.
+
+        Callable from any thread. Bytes may change meanwhile: a checksum counts only if its entry is still
+        sealed.
+        """
+        checksums: list[int] = []
+        for entry in entries:
+            digest = blake3()
+            start = self._layout.offset_of(entry.blocks.start)
+            end = start + entry.spec.num_bytes
+            for offset in range(start, end, STEP_BYTES):
+                if is_stopping():
+                    return None
+                with self._buffer[offset : min(offset + STEP_BYTES, end)] as part:
+                    digest.update(part)
+            checksums.append(int.from_bytes(digest.digest(4), "little"))
+        return checksums
 
 
 @dataclass(slots=True)
@@ -109,7 +146,6 @@ class Verifier:
         self.wake()
 
     def wake(self) -> None:
-        """Continue if the queue has work."""
         if not self._state.verify_queue.is_empty:
             self._woken.set()
 

@@ -6,8 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from triptych_cache_store.core.latencies import BOUNDS_S
-from triptych_cache_store.core.state import HandedOver, Slab, StoreState
+from triptych_cache_store.core.state import BOUNDS_S, HandedOver, Slab, StoreState
 from triptych_cache_store.entries.entry_table import EntryState
 
 STATES = (EntryState.WRITING, EntryState.READY, EntryState.PINNED, EntryState.ABANDONED)

@@ -22,8 +22,6 @@ from triptych_common.region import records
 
 @dataclass(slots=True)
 class RecoveryResult:
-    """Counts of what recovery restored."""
-
     num_entries: int = 0
     num_reservations: int = 0
     num_pins: int = 0

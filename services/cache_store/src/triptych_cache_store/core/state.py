@@ -1,11 +1,11 @@
 """All state of the store: a `Space` per memory, leases, counters; steps over several of them. Pure."""
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from triptych_cache_store.core.latencies import Latencies
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.entries.leases import Lease, LeaseTable, Pin, SessionId
 from triptych_cache_store.entries.space import Space
@@ -25,6 +25,8 @@ from triptych_common.protocol.store import (
 from triptych_common.region.layout import RegionLayout
 from triptych_common.region.records import NO_BLOCK, PinRecord
 
+BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
 FailureCode = Literal[
     "bad_frame", "bad_version", "not_hello", "full", "too_large", "unknown_reservation", "unknown_pin",
     "unknown_writer", "not_owner", "spec_mismatch", "internal",
@@ -39,6 +41,18 @@ MAX_UNCHECKED = 100_000
 MAX_VERIFY_REQUESTS = 16
 MAX_PAIRS = 1_000
 """Maximum number of instance pairs counted by name, since instance names may change without end."""
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Counts of latencies by upper bound (`BOUNDS_S`, then infinity)."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    sum_s: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
 
 
 class Outgoing(NamedTuple):
@@ -101,7 +115,6 @@ class Counters:
     num_pinned: Counter[HandedOver] = field(default_factory=Counter)
 
     def note_pin(self, entry: Entry, consumer: str) -> None:
-        """Count a pin of `entry` by the instance `consumer`."""
         pair = HandedOver(entry.producer, consumer, transport_of(entry.memory).value)
         if pair not in self.num_pinned and len(self.num_pinned) >= MAX_PAIRS:
             pair = HandedOver("other", "other", pair.transport)
@@ -124,7 +137,6 @@ class VerifyQueue:
     requests: deque[VerifyRequest] = field(default_factory=deque)
 
     def queue_checksum(self, entry: Entry) -> None:
-        """Queue `entry` for its checksum."""
         if self.takes_checksums:
             self.sealed.append(entry)
 

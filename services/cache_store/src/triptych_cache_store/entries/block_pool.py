@@ -3,7 +3,6 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,38 +15,6 @@ class BlockRange:
     @property
     def end(self) -> int:
         return self.start + self.num_blocks
-
-
-class BlockPool(Protocol):
-    """Allocator interface of the core."""
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def num_free_blocks(self) -> int: ...
-
-    def try_allocate(self, num_blocks: int) -> BlockRange | None:
-        """A free range of exactly `num_blocks`, or None."""
-
-    def free(self, blocks: BlockRange) -> None:
-        """Return a whole allocated range.
-
-        Raises:
-            ValueError: part of it is free already, or outside the pool.
-        """
-
-    def restore(self, allocated: Iterable[BlockRange]) -> None:
-        """Replace all allocations by these ranges, in ascending order and without overlap."""
-
-    def largest_free_range(self) -> int:
-        """Blocks in the largest free range; 0 when nothing is free."""
-
-    def num_free_from(self, start: int) -> int:
-        """Blocks in the free range that starts at `start`; 0 when none does."""
-
-    def num_free_before(self, end: int) -> int:
-        """Blocks in the free range that ends at `end`; 0 when none does."""
 
 
 class BestFitPool:

@@ -85,12 +85,10 @@ class LeaseTable:
             lease.session_id = None
 
     def attach_lease(self, lease: Lease, session_id: SessionId) -> None:
-        """Attach a detached lease to the client's new session."""
         lease.session_id = session_id
         self._by_session[session_id] = lease
 
     def remove_lease(self, lease: Lease) -> None:
-        """Remove a lease that holds nothing."""
         if lease.reservations or lease.pins or lease.watches:
             raise ValueError(f"the lease of {lease.client} is not empty")
         self.detach_lease(lease)
@@ -148,14 +146,12 @@ class LeaseTable:
 
     # ---- watches ---------------------------------------------------------------------------------
     def add_watch(self, lease: Lease, mm_hash: MmHash, watch: Watch) -> None:
-        """Watch `mm_hash`, replacing an earlier watch of this lease."""
         if mm_hash not in lease.watches:
             self._num_watches += 1
         lease.watches[mm_hash] = watch
         self._watchers.setdefault(mm_hash, {})[lease.lease_id] = lease
 
     def end_watch(self, lease: Lease, mm_hash: MmHash) -> None:
-        """End the watch of `mm_hash`, if there is one."""
         if lease.watches.pop(mm_hash, None) is None:
             return
         self._num_watches -= 1

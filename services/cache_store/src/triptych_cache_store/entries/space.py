@@ -2,23 +2,94 @@
 Pure."""
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
-from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
-from triptych_cache_store.entries.entry_journal import EntryJournal
+from triptych_cache_store.entries.block_pool import BestFitPool, BlockRange
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
-from triptych_cache_store.entries.eviction import EvictionPolicy
-from triptych_cache_store.entries.limits import Limits
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.store import REDIS
 
 NUM_STARTS = 32  # measured: docs/design/cache_store.md
 
 
+class EvictionPolicy:
+    """Least recently used first; the loss is the cost to encode again times the chance that it is needed.
+
+    The encoder's cost grows with the rows it makes. The chance falls with the time since the last use:
+    as often seen for caches, about as one over it. An entry counts as used when it is sealed, pinned and
+    unpinned.
+
+    It knows exactly the entries that may be evicted now: READY, not pinned.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # reservation_id -> entry, oldest use first
+
+    def add_evictable(self, entry: Entry) -> None:
+        """Add an entry that became evictable; its `last_used_at` is current."""
+        self._entries[entry.reservation_id] = entry
+
+    def discard_evictable(self, entry: Entry) -> None:
+        self._entries.pop(entry.reservation_id, None)
+
+    def candidates(self, limit: int) -> Iterator[Entry]:
+        """Up to `limit` entries in the order of eviction, valid until the next change."""
+        return islice(self._entries.values(), limit)
+
+    def loss(self, entry: Entry, now: float) -> float:
+        """Expected cost of evicting `entry`; the unit is arbitrary, and losses add up over entries."""
+        return entry.spec.shape[0] / (1.0 + now - entry.last_used_at)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class EntryJournal:
+    """Empty journal, for memory that ends with the store and cannot be recovered."""
+
+    def note_reserved(self, entry: Entry, writer_slot: int) -> None:
+        pass
+
+    def note_sealed(self, entry: Entry) -> None:
+        pass
+
+    def note_used(self, entry: Entry) -> None:
+        pass
+
+    def note_abandoned(self, entry: Entry) -> None:
+        pass
+
+    def note_freed(self, entry: Entry) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in blocks; the defaults limit nothing."""
+
+    num_reserve_blocks: int = 0
+    """Blocks that only granted preallocations may use, counting free and evictable blocks."""
+
+    high_watermark: int | None = None
+    """Blocks in use above which entries are evicted in the background; None never evicts."""
+
+    low_watermark: int = 0
+    """Blocks in use at which background eviction stops."""
+
+    tenant_quotas: Mapping[str, int] = field(default_factory=dict)
+    """Blocks each tenant may hold, reservations and entries together."""
+
+    default_tenant_quota: int | None = None
+    """Quota of tenants without one of their own; None is unlimited."""
+
+    def quota_of(self, tenant: str) -> int | None:
+        return self.tenant_quotas.get(tenant, self.default_tenant_quota)
+
+
 @dataclass(slots=True)
 class EvictableMap:
-    """Evictable entries by their start and end."""
-
     by_start: dict[int, Entry] = field(default_factory=dict)
     by_end: dict[int, Entry] = field(default_factory=dict)
 
@@ -32,7 +103,7 @@ class EvictableMap:
 
 
 def cheapest_victims(
-    num_blocks: int, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+    num_blocks: int, pool: BestFitPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
 ) -> list[Entry] | None:
     """Entries to evict for a free range of `num_blocks`; None if no range can be freed.
 
@@ -56,7 +127,7 @@ class _Window:
     """Range of neighbouring blocks, all free or evictable."""
 
     def __init__(
-        self, first: Entry, pool: BlockPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
+        self, first: Entry, pool: BestFitPool, evictable: EvictableMap, policy: EvictionPolicy, now: float
     ) -> None:
         self._pool = pool
         self._evictable = evictable
@@ -147,7 +218,7 @@ class Space:
     """
 
     table: EntryTable
-    pool: BlockPool
+    pool: BestFitPool
     policy: EvictionPolicy
     journal: EntryJournal
     limits: Limits = field(default_factory=Limits)
@@ -180,7 +251,6 @@ class Space:
 
     @property
     def num_available_blocks(self) -> int:
-        """Number of blocks that are free or can be freed by eviction."""
         return self.pool.num_free_blocks + self.num_evictable_blocks
 
     def may_take(self, num_blocks: int, *, may_use_reserve: bool) -> bool:
@@ -244,11 +314,7 @@ class Space:
             self.became_evictable(entry)
 
     def evict(self, entry: Entry) -> None:
-        """Evict an unpinned sealed entry.
-
-        Raises:
-            IllegalTransitionError: it is pinned, or not sealed.
-        """
+        """Evict an unpinned sealed entry. Raises IllegalTransitionError: it is pinned, or not sealed."""
         self.table.mark_freed(entry)
         self._no_longer_evictable(entry)
         self._give_back(entry)

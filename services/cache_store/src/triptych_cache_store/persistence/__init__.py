@@ -1,6 +1,5 @@
 """State that outlives the store's process, in the region file.
 
 region_file  makes, opens, locks and prefaults the file
-numa         puts its memory beside the GPU
 journal      every change of entries, pins and clients, in the region's headers; `core.recovery` reads it
 """

@@ -6,8 +6,8 @@ Every change is written before its reply is sent. `core.recovery` reads it back.
 import hashlib
 from collections.abc import Iterator
 
-from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry
+from triptych_cache_store.entries.space import EntryJournal
 from triptych_common.region import records
 from triptych_common.region.layout import (
     CLIENT_SLOT_BYTES,
@@ -98,7 +98,6 @@ class RegionJournal(EntryJournal):
         records.clear(self._buffer, self._entry_offset(entry))
 
     def note_checksum(self, entry: Entry, checksum: int) -> None:
-        """Record the checksum of the entry's bytes."""
         records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
 
     def checksum_of(self, entry: Entry) -> int | None:

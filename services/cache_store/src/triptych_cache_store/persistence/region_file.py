@@ -4,9 +4,11 @@ A file left by an earlier store is reused if its layout is the configured one, e
 still use it keep its memory and learn that their leases are gone.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
+import platform
 import re
 import secrets
 import stat
@@ -16,17 +18,80 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from triptych_cache_store.persistence.numa import prefer_node
 from triptych_common.region.layout import REGION_HEADER_BYTES, RegionLayout, RegionLayoutError
 from triptych_common.region.mapping import MADV_POPULATE_WRITE, address_of, madvise
 from triptych_common.region.records import RegionHeader, read_region_header, write_region_header
 from triptych_common.region.slot_lock import is_slot_locked
 from triptych_common.telemetry.logs import get_logger
 
+log = get_logger(__name__)
+
+SYSFS = Path("/sys")
+MBIND = {"x86_64": 237, "aarch64": 235}  # glibc has no function for it
+MPOL_PREFERRED = 1
+NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"
+
 MADV_HUGEPAGE = 14
 SMAPS = Path("/proc/self/smaps")
 _MAPPING = re.compile(r"^([0-9a-f]+)-[0-9a-f]+ ", re.MULTILINE)
 _HUGE = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped): +(\d+) kB", re.MULTILINE)
+
+
+def region_node(sysfs: Path, gpu_bus_id: str | None) -> int | None:
+    """NUMA node of the GPU at `gpu_bus_id`; if that is None, the one that all NVIDIA GPUs have in common.
+
+    None: the machine has one node, or it is not known.
+    """
+    if len(list((sysfs / "devices/system/node").glob("node[0-9]*"))) < 2:
+        return None
+    devices = sysfs / "bus/pci/devices"
+    if gpu_bus_id is not None:
+        folders = [devices / gpu_bus_id.lower()]
+    else:
+        folders = [each for each in devices.glob("*") if _is_gpu(each)]
+    nodes = {_read(each / "numa_node") for each in folders}
+    node = nodes.pop() if len(nodes) == 1 else ""
+    return int(node) if node.isdecimal() else None  # "-1": the firmware does not say
+
+
+def prefer_node(memory: mmap.mmap, node: int) -> bool:
+    """Make the kernel take memory's pages from `node` while it has some; False if it refuses.
+
+    The policy is that of the file's pages, so it holds for every process that maps them.
+    """
+    number = MBIND.get(platform.machine())
+    if number is None:
+        return False
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    num_words = node // 64 + 1
+    mask = (ctypes.c_uint64 * num_words)()
+    mask[node // 64] = 1 << node % 64
+    address, num_bytes = ctypes.c_void_p(address_of(memory)), ctypes.c_size_t(len(memory))
+    max_node = ctypes.c_ulong(64 * num_words + 1)
+    result = call(
+        ctypes.c_long(number),
+        address,
+        num_bytes,
+        ctypes.c_int(MPOL_PREFERRED),
+        mask,
+        max_node,
+        ctypes.c_uint(0),
+    )
+    if result != 0:
+        log.warning("region not put beside the GPU", node=node, error=os.strerror(ctypes.get_errno()))
+    return bool(result == 0)
+
+
+def _is_gpu(device: Path) -> bool:
+    return _read(device / "vendor") == NVIDIA and _read(device / "class").startswith(DISPLAY_CLASS)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def want_large_pages(memory: mmap.mmap) -> bool:
@@ -44,7 +109,6 @@ def try_populate(memory: mmap.mmap, offset: int, num_bytes: int) -> bool:
 
 
 def num_large_page_bytes(memory: mmap.mmap) -> int:
-    """Return the bytes of `memory` that this process has mapped by large pages."""
     smaps = SMAPS.read_text()
     starts = list(_MAPPING.finditer(smaps))
     for start, following in zip(starts, [*starts[1:], None], strict=True):

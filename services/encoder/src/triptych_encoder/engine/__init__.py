@@ -1,5 +1,4 @@
 """The encoder's vLLM engine, as its host uses it.
 
 encode_engine    vLLM: preprocess in this process, encode in vLLM's
-video_pieces     a prepared video as several items of vLLM, each some steps of its grid
 """

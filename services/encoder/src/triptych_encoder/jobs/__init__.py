@@ -1,13 +1,10 @@
 """Encode jobs in the host, in the order in which a job passes the modules.
 
-encoder_peers encoders of the namespace, where they are, and how fast; they share its jobs
-encode_speed  this encoder's speed, announced to the others
 job_intake    jobs from the stream of the own store and, when idle, from other stores' streams
 job_runner    one delivery of a job from the stream to its ack
 job_leases    selection of this encoder's jobs; their leases in Redis; dead letters
 active_job    one job's state, its requesters, and the messages sent to them
 media_source  the job's media: inside the job, or from the gateway that keeps them
-description   descriptions of a preprocessed item for the store, requesters and the worker
 held_parts    reservations in the store and the encoder's pins, one of each part
 encode_gate   queue of prepared items waiting for vLLM
 gate_policy   order and batches of that queue

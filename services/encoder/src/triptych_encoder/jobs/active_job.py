@@ -47,8 +47,6 @@ MAX_ROUNDS = 5  # of late joiners; they see the sealed metadata, so none of them
 
 
 class JobState(Enum):
-    """Progress of a job at this encoder."""
-
     STARTED = "started"  # the media are fetched and preprocessed
     PREPROCESSED = "preprocessed"  # its size is known; the store is asked for space
     RESERVED = "reserved"  # blocks are held, or the entry is there; the item is announced
@@ -117,16 +115,13 @@ class ActiveJob:
 
     @property
     def waiting(self) -> frozenset[RequesterKey]:
-        """Requesters known to wait for the job."""
         return frozenset(self._waiting)
 
     @property
     def keys(self) -> set[RequesterKey]:
-        """All requesters that this job ever had."""
         return {*self._waiting, *self._informed}
 
     def set_waiting(self, requesters: Iterable[Requester]) -> None:
-        """Update the waiting requesters from Redis."""
         self._waiting = {requester_key(each): each for each in requesters}
         self.refreshed_at = time.monotonic()
 
@@ -223,7 +218,6 @@ class ActiveJob:
         self.enter(JobState.FAILED)
 
     async def renew_lease(self) -> None:
-        """Renew this encoder's lease of the job."""
         try:
             await self._single_flight.renew_job(
                 self.job.mm_hash,

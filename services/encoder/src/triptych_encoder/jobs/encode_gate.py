@@ -19,10 +19,7 @@ class EncodeGate:
     """Encode gate of one engine, used in one event loop."""
 
     def __init__(
-        self,
-        policy: GatePolicy,
-        metrics: EncoderMetrics,
-        row_s: Callable[[], float | None] = lambda: None,
+        self, policy: GatePolicy, metrics: EncoderMetrics, row_s: Callable[[], float | None] = lambda: None
     ) -> None:
         """`row_s` returns vLLM's seconds for a row of an item, or None if unknown."""
         self._policy = policy
@@ -47,7 +44,6 @@ class EncodeGate:
         return self._policy.is_next(item)
 
     def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
-        """Set the requesters that wait for the item now."""
         self._policy.set_places(item, places)
 
     @asynccontextmanager

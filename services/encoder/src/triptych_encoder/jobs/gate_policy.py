@@ -107,7 +107,6 @@ class GatePolicy:
             self._since[request_id] = min(self._since.get(request_id, item.published_at), item.published_at)
 
     def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
-        """Set the requesters that wait for the item now."""
         item.places = frozenset(places)
         for request_id in _requests(item):
             self._since.setdefault(request_id, item.published_at)

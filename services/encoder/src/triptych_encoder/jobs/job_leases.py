@@ -76,7 +76,6 @@ class JobLeases:
         return active.refusal is None
 
     def note_refused(self, job: EncodeJob, start: StartResult) -> None:
-        """Count a job that is dropped."""
         if start is StartResult.SUPERSEDED:
             self.num_superseded += 1
             log.info("job dropped: superseded", job_id=job.job_id)
@@ -88,7 +87,6 @@ class JobLeases:
 
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
-        """Renew the job's lease during the block."""
         self._renewed[job] = None
         try:
             yield
@@ -109,7 +107,6 @@ class JobLeases:
         )
 
     async def run(self) -> None:
-        """Renew the leases until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             await asyncio.gather(*(each.renew_lease() for each in self._renewed))

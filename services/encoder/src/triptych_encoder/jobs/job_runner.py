@@ -35,10 +35,18 @@ from triptych_encoder.encoding import (
     PreprocessFailedError,
 )
 from triptych_encoder.jobs.active_job import ActiveJob, JobState, remaining_s
-from triptych_encoder.jobs.description import ItemPart, item_metadata, parts_of, tensor_spec, write_order
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GateItem
-from triptych_encoder.jobs.held_parts import HeldPart, HeldParts, hold_parts
+from triptych_encoder.jobs.held_parts import (
+    HeldPart,
+    HeldParts,
+    ItemPart,
+    hold_parts,
+    item_metadata,
+    parts_of,
+    tensor_spec,
+    write_order,
+)
 from triptych_encoder.jobs.job_leases import JobLeases, check_deadline
 from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger

@@ -1,5 +1,6 @@
 """Spans of a job's stages, in the job's own trace, and its metrics."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,24 +8,71 @@ from contextlib import contextmanager
 from prometheus_client import Histogram
 
 from triptych_common.bus import Delivery
+from triptych_common.coordination import Registration
+from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.jobs.active_job import JobState
-from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.metrics import EncoderMetrics
+
+MIN_ENCODES = 4  # the first ones take longer
+FADE = 0.9  # of what was known, with each encode
+CHANGE = 1.25
+ANNOUNCE_S = 5.0
 
 log = get_logger(__name__)
 
 REFUSED = "refused"  # no job of this encoder's at all: it is of another namespace
 
 
-class JobTelemetry:
-    """Telemetry of one encoder's jobs."""
+class EncodeSpeed:
+    """Measured speed of one encoder, used in one event loop; `run` announces it.
 
+    It is in seconds for a row, and announced when it has changed by `CHANGE`: noise is not announced.
+    """
+
+    def __init__(self) -> None:
+        self._num_encodes = 0
+        self._rows = 0.0
+        self._seconds = 0.0
+        self._announced: float | None = None
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Record vLLM's seconds for an item of `num_rows` rows."""
+        if num_rows <= 0 or seconds <= 0:
+            return
+        self._num_encodes += 1
+        if self._num_encodes > 1:
+            self._rows = FADE * self._rows + num_rows
+            self._seconds = FADE * self._seconds + seconds
+
+    @property
+    def row_s(self) -> float | None:
+        """Seconds for a row; None until measured."""
+        return self._seconds / self._rows if self._num_encodes >= MIN_ENCODES else None
+
+    def poll_change(self) -> float | None:
+        """Value to announce; None if it has not changed enough."""
+        row_s, known = self.row_s, self._announced
+        if row_s is None or (known is not None and known / CHANGE < row_s < known * CHANGE):
+            return None
+        self._announced = row_s
+        return row_s
+
+    async def run(self, registration: Registration) -> None:
+        while True:
+            await asyncio.sleep(ANNOUNCE_S)
+            if (row_s := self.poll_change()) is not None:
+                try:
+                    await registration.update(row_s=row_s)
+                except BusUnavailableError as error:
+                    log.info("encoder's speed not announced yet", error=str(error))
+
+
+class JobTelemetry:
     def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed, own_stream: str) -> None:
-        """`own_stream` has the jobs for encoders of this encoder's store."""
         self._instance = instance
         self._own_stream = own_stream
         self._metrics = metrics
@@ -32,7 +80,6 @@ class JobTelemetry:
 
     # ---- a job's beginning and end ---------------------------------------------------------------
     def on_taken(self, delivery: Delivery, job: EncodeJob) -> None:
-        """Record a job taken from the stream."""
         envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
         self._metrics.queue_s.labels(job.modality.value).observe(envelope.queued_s)
         if delivery.stream != self._own_stream:
@@ -51,15 +98,12 @@ class JobTelemetry:
         )
 
     def on_end(self, job: EncodeJob, state: JobState) -> None:
-        """Count a job that ended here, by its state."""
         self._count_end(job, state.value.replace(" ", "_"))
 
     def on_refused(self, job: EncodeJob) -> None:
-        """Count a job that is not for this encoder."""
         self._count_end(job, REFUSED)
 
     def on_failed(self, job: EncodeJob, kind: FailureKind) -> None:
-        """Count a failed job by the kind of its failure."""
         self._metrics.failures.labels(job.modality.value, kind.value).inc()
 
     def _count_end(self, job: EncodeJob, outcome: str) -> None:
@@ -77,7 +121,6 @@ class JobTelemetry:
                     yield
 
     def on_media(self, job: EncodeJob, media: bytes) -> None:
-        """Count the bytes of fetched media."""
         self._metrics.media_bytes.labels(job.modality.value).inc(len(media))
 
     @contextmanager

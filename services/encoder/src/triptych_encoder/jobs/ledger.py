@@ -15,8 +15,6 @@ from triptych_common.protocol.messages import RequesterKey
 
 
 class PinState(Enum):
-    """State of the encoder's pin of one item."""
-
     ANNOUNCED = "announced"  # requesters know of the item; nothing is pinned yet
     HELD = "held"
     RELEASED = "released"  # the item is not in the ledger any more

@@ -48,7 +48,6 @@ class Reporter:
     async def send_completed(
         self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
     ) -> None:
-        """Send to the gateways of `requesters`."""
         message = EncodeCompleted(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, encode_s=encode_s
         )
@@ -57,7 +56,6 @@ class Reporter:
     async def send_failed(
         self, failure: EncodeFailed, envelope: Envelope, requesters: Iterable[Requester]
     ) -> None:
-        """Send to the gateways of `requesters`."""
         await self._publish(self._gateways(requesters), failure, envelope)
 
     def _gateways(self, requesters: Iterable[Requester]) -> list[str]:

@@ -4,6 +4,5 @@ preprocessor     all of it, bounded in pixels and in time
 bounded_threads  blocking work in threads, bounded together in cost and each in time
 cost_budget      a bound on the cost of what runs, or is kept, at once
 media_decoders   the decoder of each modality, and what decoding costs
-decoding         images: exactly the image that the gateway saw, or nothing
 item_schema      checks the form of the processor's output; learned at the start, knows no model
 """

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 
 
 class CostBudget:
-    """Cost budget for one event loop."""
-
     def __init__(self, capacity: int) -> None:
         """`capacity`: a cost above it is taken alone."""
         self._capacity = capacity

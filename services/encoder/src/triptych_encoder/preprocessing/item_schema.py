@@ -24,8 +24,6 @@ class ItemMismatchError(TriptychError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor, list or value of an item."""
-
     kind: str  # dtype, `list`, or the name of a type
     dims: tuple[int, ...] = ()
     product: int | None = None  # of the values of a small tensor of whole numbers, e.g. a grid
@@ -36,8 +34,6 @@ Parts = Mapping[str, Sequence[Part]]  # by path; several at the path of a list's
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A preprocessed item that the tower accepts."""
-
     parts: Parts
     num_embeds: int
 
@@ -78,7 +74,6 @@ class _Quantity:
 
     @classmethod
     def learned(cls, seen: Sequence[tuple[int, int]]) -> "_Quantity":
-        """Quantity that fits all `seen` values, each given with its item's rows."""
         values = {value for value, _ in seen}
         if len(values) == 1:
             return cls(fixed=values.pop())

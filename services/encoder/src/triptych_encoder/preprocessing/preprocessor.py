@@ -112,7 +112,6 @@ class Preprocessor:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """Modalities of which items are taken."""
         return tuple(self._schemas)
 
     async def learn_item_schemas(self, modalities: Iterable[Modality]) -> None:

@@ -1,16 +1,22 @@
 """Store client of the encoder: reserves blocks for the worker, watches, cancels, unpins."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from triptych_common.domain.errors import (
-    ItemTooLargeError,
-    StoreError,
-    StoreFullError,
+from triptych_common.coordination import Registry
+from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError, StoreError, StoreFullError
+from triptych_common.domain.transports import (
+    StoreSlab,
+    TransportCapabilities,
+    choose_memories,
+    consumers_of,
+    transport_of,
 )
-from triptych_common.domain.transports import StoreSlab
+from triptych_common.protocol.messages import Transport
 from triptych_common.protocol.store import (
     REDIS,
     SHM,
@@ -34,16 +40,65 @@ from triptych_common.protocol.store import (
 )
 from triptych_common.region.layout import RegionLayout
 from triptych_common.store_session import AsyncStoreSession, request_within, submit_final
+from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, worker_session_name
 
+log = get_logger(__name__)
+
+REFRESH_INTERVAL_S = 1.0
+
 Expected = TypeVar("Expected", bound=StoreFrame)
+
+
+class TransportSelector:
+    """Consumers of this namespace, as registered `REFRESH_INTERVAL_S` ago at most."""
+
+    def __init__(
+        self,
+        own: Callable[[], TransportCapabilities],
+        namespace_digest: str,
+        registry: Registry,
+        slab: Callable[[], StoreSlab | None],
+        store: str | None = None,
+    ) -> None:
+        """`own` returns this encoder's offer, which changes with the store's slab; `store` is the store's
+        name."""
+        self._own = own
+        self._namespace_digest = namespace_digest
+        self._registry = registry
+        self._slab = slab
+        self._store = store
+        self._consumers: list[TransportCapabilities] = []
+        self._refreshed_at = float("-inf")
+        self._logged: list[str] = []
+
+    async def memories(self) -> list[str]:
+        """Memories best first; the next is used when the store has no room in the one before."""
+        own = replace(self._own(), store=self._store)
+        has_choice = len(own.transports) > 1 or Transport.CUDA_IPC in own.transports
+        if has_choice and time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:
+            await self._refresh()
+        memories = choose_memories(own, self._consumers, self._slab())
+        if memories != self._logged:
+            self._logged = memories
+            log.info("transport chosen", transports=[transport_of(each).value for each in memories])
+        return memories
+
+    async def _refresh(self) -> None:
+        try:
+            records = await self._registry.list_instances()
+        except BusUnavailableError as error:
+            log.warning("consumers not refreshed from the registry", error=str(error))
+            return
+        self._refreshed_at = time.monotonic()
+        consumers = consumers_of(self._namespace_digest, records)
+        self._consumers = [TransportCapabilities.announced(record) for record in consumers]
 
 
 class StoreClient:
     """One store session of the encoder's host, for one event loop."""
 
     def __init__(self, instance: str, session: AsyncStoreSession, lost: asyncio.Event) -> None:
-        """`lost` is set when the session is over for good."""
         self._writer = worker_session_name(instance)
         self._session = session
         self._pins: dict[str, asyncio.Future[int]] = {}  # by mm_hash: the id of our pin, once it is sealed

@@ -96,11 +96,7 @@ class StoreReservations:
             self._store_client.cancel_reservation(reservation.reservation_id)
 
     async def wait_for_pin(self, mm_hash: str, pin: PinFuture, reservation: Reservation) -> int:
-        """Pin id, once the engine has answered.
-
-        Raises:
-            JobFailure: the worker wrote nothing.
-        """
+        """Pin id, once the engine has answered. Raises JobFailure: the worker wrote nothing."""
         await asyncio.wait({pin}, timeout=SEAL_TIMEOUT_S)
         if is_pinned(pin):
             return pin.result()

@@ -34,7 +34,6 @@ class FabricListener:
 
     @property
     def num_peers(self) -> int:
-        """Number of peers that completed the handshake."""
         return sum(peer.sender is not None for peer in self._peers)
 
     def serve(self, host: str, port: int) -> None:

@@ -42,8 +42,6 @@ MAX_UNREAD_FRAMES = 2 * MAX_LIVE_OFFERS  # answers that the peer does not read
 
 @dataclass(frozen=True)
 class ReceiverParts:
-    """Parts of an agent that all its peers share."""
-
     own: Identity
     credentials: Credentials
     store: LocalStore
@@ -69,7 +67,6 @@ class EntryInbox(ConnectionSide):
         loop: asyncio.AbstractEventLoop,
         transport_of: Callable[[FabricTransport], Transport],
     ) -> None:
-        """`admit` is the handshake."""
         super().__init__(loop)
         self.allowed = FROM_SENDER
         self._admit = admit
@@ -120,9 +117,6 @@ class EntryInbox(ConnectionSide):
             self._tell(self._events.on_received, number, False)
             return False
         return True
-
-    def begin_entry(self, number: int) -> None:
-        self._tell(self._events.on_began, number)
 
     def end_entry(self, number: int, sink: Sink, digest: bytes) -> None:
         """See `ReceiverLink.end_entry` for the contract."""
@@ -222,7 +216,6 @@ class FabricPeer:
         self._connection.start()
 
     async def wait_idle(self) -> None:
-        """Return when the peer has no entry under way."""
         await self._idle.wait()
 
     def close(self) -> None:
@@ -267,10 +260,6 @@ class FabricPeer:
         if self.closed.done():
             reception.on_withdrawn()
         self._parts.group.create_task(self._run(reception))
-
-    def on_began(self, number: int) -> None:
-        if (reception := self._receptions.get(number)) is not None:
-            reception.on_began()
 
     def on_received(self, number: int, is_intact: bool) -> None:
         if (reception := self._receptions.get(number)) is not None:

@@ -1,12 +1,8 @@
 """Reception of one entry from another agent into the agent's own store.
 
-RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED
-    `───────────┴────────────┴──────▶ CANCELLED
-
-RESERVING  the offer waits for its part of the budget, and for room in the store
-RESERVED   blocks are held, this agent is their writer; a watcher finds the entry being written
-RECEIVING  bytes of the entry come
-SEALED     the store has the entry: now, or already when it was offered
+The offer waits for its part of the budget, and for room in the store. Then its blocks are held: this agent
+is their writer, and a watcher finds the entry being written. Once its bytes have come and are right, it is
+sealed. An offer that is withdrawn, or fails, gives its blocks back when nothing writes to them any more.
 """
 
 import asyncio
@@ -15,12 +11,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any, Protocol
 
 from triptych_common.domain.errors import ItemTooLargeError, SpecMismatchError, StoreError, StoreFullError
 from triptych_common.domain.fair_queue import LEVELS
-from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.store import AlreadySealed, Reserved
 from triptych_common.protocol.transfers import TransferFailureKind
@@ -93,25 +87,6 @@ class ByteBudget:
             claim.granted.set_result(None)
 
 
-class ReceptionState(Enum):
-    RESERVING = auto()
-    RESERVED = auto()
-    RECEIVING = auto()
-    SEALED = auto()
-    CANCELLED = auto()
-
-
-ALLOWED: dict[ReceptionState, frozenset[ReceptionState]] = {
-    ReceptionState.RESERVING: frozenset(
-        {ReceptionState.RESERVED, ReceptionState.SEALED, ReceptionState.CANCELLED}
-    ),
-    ReceptionState.RESERVED: frozenset({ReceptionState.RECEIVING, ReceptionState.CANCELLED}),
-    ReceptionState.RECEIVING: frozenset({ReceptionState.SEALED, ReceptionState.CANCELLED}),
-    ReceptionState.SEALED: frozenset(),
-    ReceptionState.CANCELLED: frozenset(),
-}
-
-
 @dataclass(frozen=True)
 class ReservedPlace:
     """Location of a reservation's blocks in the region."""
@@ -130,8 +105,6 @@ class OfferRefusedError(Exception):
 
 
 class OfferChannel(Protocol):
-    """Channel on which a reception answers its offer's sender."""
-
     def accept(self, number: int, sink: Sink) -> None: ...
 
     def answer(self, number: int, kind: FrameKind) -> None: ...
@@ -148,7 +121,6 @@ class Reception:
     ) -> None:
         self.number = number
         self.offer = offer
-        self.state = ReceptionState.RESERVING
         self.deadline = time.monotonic() + offer.remaining_ms / 1000
         self._store = store
         self._budget = budget
@@ -158,10 +130,6 @@ class Reception:
         self._withdrawn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ---- events ----------------------------------------------------------------------------------
-    def on_began(self) -> None:
-        if self.state is ReceptionState.RESERVED:
-            self._become(ReceptionState.RECEIVING)
-
     def on_received(self, is_intact: bool) -> None:
         if not self._received.done():
             self._received.set_result(is_intact)
@@ -203,7 +171,6 @@ class Reception:
                 kind=TransferFailureKind.UNREACHABLE, detail="a fault of the target's agent"
             )
         else:
-            self._become(ReceptionState.SEALED)
             self._channel.answer(self.number, answer)
             return "present" if answer is FrameKind.PRESENT else "sealed"
         await self._give_back(failure)
@@ -247,24 +214,15 @@ class Reception:
         offer, store = self.offer, self._store
         place = ReservedPlace(offer.mm_hash, reserved.generation, reserved.offset)
         check_reservation(store.mapping, place, offer.spec.num_bytes)
-        self._become(ReceptionState.RESERVED)
         view = store.mapping.view(reserved.offset, offer.spec.num_bytes)
         self._channel.accept(self.number, Sink(place, view))
         is_intact = await asyncio.shield(self._received)
-        if self.state is ReceptionState.RESERVED:  # lost before its first byte
-            self._become(ReceptionState.RECEIVING)
         if not is_intact:
             raise OfferRefusedError(TransferFailureKind.CORRUPTED, "what came is not what was sent")
         await store.seal(reserved.reservation_id)
 
     async def _give_back(self, failure: OfferFailed) -> None:
         """Cancel the reservation once nothing writes to its blocks any more."""
-        self._become(ReceptionState.CANCELLED)
         await self._channel.drop(self.number, failure)
         if self._held is not None:
             self._store.cancel(self._held.reservation_id)
-
-    def _become(self, state: ReceptionState) -> None:
-        """Move to `state`; nothing else assigns it."""
-        check_transition(ALLOWED, f"reception of {self.offer.mm_hash}", self.state, state)
-        self.state = state

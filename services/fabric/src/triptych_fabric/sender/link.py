@@ -49,12 +49,11 @@ class LinkedOffer:
         loop = asyncio.get_running_loop()
         self.number = number
         self.answered: asyncio.Future[bool] = loop.create_future()
-        self.sent: asyncio.Future[None] = loop.create_future()  # its last chunk is being sent
         self.stored: asyncio.Future[None] = loop.create_future()
         self.began_at: float | None = None  # monotonic second of its first byte
 
     def fail(self, error: PushFailedError) -> None:
-        for future in (self.answered, self.sent, self.stored):
+        for future in (self.answered, self.stored):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: perhaps no push waits for this one
@@ -74,7 +73,6 @@ class EntryOutbox(ConnectionSide):
         loop: asyncio.AbstractEventLoop,
         transport: Transport,
     ) -> None:
-        """`greet` is the handshake."""
         super().__init__(loop)
         self.chunks = ChunkQueue(rate, partial(self._tell, events.on_began))
         self._end = transport.sender_end(self)
@@ -113,7 +111,6 @@ class EntryOutbox(ConnectionSide):
             self.chunks.remove(number)
             self._expected[number] = _AFTER_END
             self._frames.append(short_frame(FrameKind.END, number, body))
-            self._tell(self._events.on_bytes_sent, number)
 
     # ---- the connection's side -------------------------------------------------------------------
     def begin(self, channel: FabricChannel) -> None:
@@ -267,10 +264,6 @@ class OutgoingLink:
     def on_began(self, number: int) -> None:
         if (linked := self._offers.get(number)) is not None:
             linked.began_at = time.monotonic()
-
-    def on_bytes_sent(self, number: int) -> None:
-        if (linked := self._offers.get(number)) is not None:
-            resolve(linked.sent)
 
     def _on_gone(self, number: int) -> None:
         if (on_gone := self._leaving.pop(number, None)) is not None:

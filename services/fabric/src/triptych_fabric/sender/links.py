@@ -60,7 +60,6 @@ class TransportChoice:
         return sum(self._avoided_since(agent, each, now) < 0 for each in self._common(agent))
 
     def on_failed(self, incarnation: Incarnation, transport: FabricTransport, now: float) -> None:
-        """Record that a link by `transport` to this incarnation failed."""
         recent = {key: at for key, at in self._failed_at.items() if now - at < AVOID_S}
         self._failed_at = recent | {(incarnation, transport): now}
 
@@ -124,11 +123,7 @@ class OutgoingLinks:
         return found
 
     async def connected(self, receiver: str) -> OutgoingLink:
-        """Open link to the agent of `receiver`.
-
-        Raises:
-            PushFailedError: unreachable, or refused.
-        """
+        """Open link to the agent of `receiver`. Raises PushFailedError: unreachable, or refused."""
         link = self._open_link(receiver)
         if link is None:
             return await asyncio.shield(self._start_dialling(receiver))

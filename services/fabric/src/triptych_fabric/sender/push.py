@@ -1,24 +1,16 @@
 """Push of one entry from the agent's own store to the receiver's.
 
-QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
-   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
-
-QUEUED    the store was asked for the entry
-WATCHING  the entry is pinned, or written by an encoder and watched
-OFFERED   the receiver's agent knows shape and size; the bytes wait for its answer and for the seal
-SENDING   chunks are sent, in fair order with those of other entries
-SENT      the receiver checks and seals
-STORED    the receiver has the entry, from us or before
+The entry is pinned, or watched while an encoder writes it. The receiver's agent is offered its shape and
+size; the bytes wait for the answer and for the seal, and are sent in fair order with those of other entries.
+The push ends when the receiver has checked and sealed, or had the entry already.
 """
 
 import asyncio
 import time
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, TypeVar
 
 from triptych_common.domain.errors import StoreError
-from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import EncodeClass, FabricTransport
 from triptych_common.protocol.store import SHM, Descriptor, TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
@@ -31,31 +23,8 @@ from triptych_fabric.wire.frames import MAX_OFFER_MS, Offer
 Value = TypeVar("Value")
 
 
-class PushState(Enum):
-    QUEUED = auto()
-    WATCHING = auto()
-    OFFERED = auto()
-    SENDING = auto()
-    SENT = auto()
-    STORED = auto()
-    FAILED = auto()
-
-
-ALLOWED: dict[PushState, frozenset[PushState]] = {
-    PushState.QUEUED: frozenset({PushState.WATCHING, PushState.FAILED}),
-    PushState.WATCHING: frozenset({PushState.OFFERED, PushState.FAILED}),
-    PushState.OFFERED: frozenset({PushState.SENDING, PushState.STORED, PushState.FAILED}),
-    PushState.SENDING: frozenset({PushState.SENT, PushState.FAILED}),
-    PushState.SENT: frozenset({PushState.STORED, PushState.FAILED}),
-    PushState.STORED: frozenset(),
-    PushState.FAILED: frozenset(),
-}
-
-
 @dataclass(frozen=True)
 class Pushed:
-    """An entry that reached the receiver."""
-
     num_bytes: int  # that crossed the network; 0: the receiver had the entry
     began_at: float  # monotonic seconds
     ended_at: float
@@ -69,7 +38,6 @@ class EntryPush:
         self, mm_hash: str, receiver: str, store: LocalStore, links: OutgoingLinks, encode_class: EncodeClass
     ) -> None:
         self.mm_hash = mm_hash
-        self.state = PushState.QUEUED
         self._receiver = receiver
         self._store = store
         self._links = links
@@ -93,9 +61,7 @@ class EntryPush:
         hold = self._store.hold(self.mm_hash)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                pushed = await self._push(hold, deadline, traceparent)
-            self._become(PushState.STORED)
-            return pushed
+                return await self._push(hold, deadline, traceparent)
         except TimeoutError:
             detail = "the deadline of the order has passed"
             raise PushFailedError(TransferFailureKind.EXPIRED, detail) from None
@@ -104,8 +70,6 @@ class EntryPush:
         except StoreError as error:
             raise PushFailedError(TransferFailureKind.ABSENT, f"the source's store: {error}") from error
         finally:
-            if self.state is not PushState.STORED:
-                self._become(PushState.FAILED)
             if self._link is not None and self._offer is not None:
                 self._link.withdraw(self._offer, lambda: self._store.release(hold))
             else:
@@ -115,7 +79,6 @@ class EntryPush:
         await asyncio.shield(hold.answered)
         if hold.sealed.done():
             hold.sealed.result()  # raises if the entry is gone
-        self._become(PushState.WATCHING)
         await self._links.connected(self._receiver)  # while it is being encoded
         spec = await self._spec(hold)
         link = self._link = await self._links.connected(self._receiver)
@@ -129,7 +92,6 @@ class EntryPush:
                 traceparent=traceparent,
             )
         )
-        self._become(PushState.OFFERED)
         is_wanted = await _unless_failed(offer.answered, hold.sealed)
         if not is_wanted:
             now = time.monotonic()
@@ -138,9 +100,6 @@ class EntryPush:
         self._check(descriptor, spec)
         view = self._store.mapping.view(descriptor.offset, spec.num_bytes)
         link.send(offer, view, self._encode_class)
-        self._become(PushState.SENDING)
-        await asyncio.shield(offer.sent)
-        self._become(PushState.SENT)
         await asyncio.shield(offer.stored)
         now = time.monotonic()
         return Pushed(spec.num_bytes, offer.began_at or now, now, link.transport)
@@ -158,11 +117,6 @@ class EntryPush:
         if descriptor.spec != spec:
             raise PushFailedError(TransferFailureKind.WRITER_LOST, "it is another entry than was offered")
         check_descriptor(self._store.mapping, descriptor)
-
-    def _become(self, state: PushState) -> None:
-        """Move to `state`; nothing else assigns it."""
-        check_transition(ALLOWED, f"push of {self.mm_hash}", self.state, state)
-        self.state = state
 
 
 async def _unless_failed(

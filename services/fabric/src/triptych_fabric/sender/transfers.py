@@ -84,7 +84,6 @@ class TransferTable:
         return sum(len(each.orders) for each in self._transfers.values())
 
     async def wait_idle(self) -> None:
-        """Return when no transfer is running."""
         await self._idle.wait()
 
     def add(self, placed: PlacedOrder) -> None:

@@ -188,8 +188,6 @@ class NixlSenderEnd(SenderEnd):
 
 @dataclass
 class OpenOffer:
-    """Offer whose blocks may be written."""
-
     sink: Sink
     is_begun: bool = False
     num_written: int = 0  # bytes
@@ -225,7 +223,6 @@ class NixlReceiverEnd(ReceiverEnd):
         if (offer := self._open.get(number)) is not None:
             offer.is_begun = True
             self._progress.moved(time.monotonic())
-        self._link.begin_entry(number)
 
     def on_cancel(self, number: int, body: bytes) -> None:
         self._end(number, unpack(COUNT, body)[0], None)

@@ -36,8 +36,6 @@ def load_nixl() -> Any:
 
 
 class NixlWrite:
-    """A NIXL write that was started."""
-
     def __init__(self, handle: Any, state: str) -> None:
         self.handle = handle
         self.state = state

@@ -66,7 +66,6 @@ class RateLimit:
         return 0.0 if self._bytes_per_s is None else max(0.0, self._free_at - now - BURST_S)
 
     def take(self, num_bytes: int, now: float) -> None:
-        """Count `num_bytes` as sent at `now`."""
         if self._bytes_per_s is not None:
             with self._lock:
                 self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s
@@ -192,7 +191,6 @@ class ReceiverLink(Protocol):
 
     def sink_of(self, number: int) -> Sink | None: ...
     def is_still_ours(self, number: int, sink: Sink) -> bool: ...
-    def begin_entry(self, number: int) -> None: ...
     def end_entry(self, number: int, sink: Sink, digest: bytes) -> None: ...
 
 
@@ -243,8 +241,6 @@ class ReceiverEnd:
         if sink is None:
             return
         if header.kind is FrameKind.CHUNK:
-            if sink.position == 0:
-                self._link.begin_entry(header.number)
             begin, sink.position = sink.position, sink.position + header.body_num_bytes
             sink.checksum.update(sink.view[begin : sink.position])
         else:

@@ -33,7 +33,6 @@ class ConnectionSide:
         self._loop = loop
 
     def _tell(self, event: Callable[..., object], *arguments: object) -> None:
-        """Call `event` in the event loop."""
         self._loop.call_soon_threadsafe(event, *arguments)
 
     def begin(self, channel: FabricChannel) -> None:
@@ -196,7 +195,6 @@ class FabricConnection:
         return has_received
 
     def _on_complete(self) -> None:
-        """Handle a complete header or body."""
         if self._frame is None:
             self._frame = read_header(self._header, self._side.allowed)
             place = self._side.on_header(self._frame)

@@ -128,7 +128,6 @@ def frame_header(kind: FrameKind, number: int, body_num_bytes: int) -> bytes:
 
 
 def short_frame(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
-    """Complete frame with header and body."""
     return frame_header(kind, number, len(body)) + body
 
 
@@ -158,11 +157,7 @@ def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKi
 
 
 def read_body(cls: type[Body], body: bytes) -> Body:
-    """Message in a JSON body.
-
-    Raises:
-        MalformedMessageError: it is none.
-    """
+    """Message in a JSON body. Raises MalformedMessageError: it is none."""
     try:
         return cls.model_validate_json(body, strict=True)
     except ValidationError as error:

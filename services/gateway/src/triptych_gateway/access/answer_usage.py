@@ -33,7 +33,6 @@ _PARTS = (
 
 
 def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return `body` of a completion with usage in its answer, and whether that was added."""
     options = body.get("stream_options") or {}
     if not _flag(body.get("stream")) or not isinstance(options, dict):
         return body, False
@@ -76,7 +75,6 @@ class AnswerUsage:
         return 0
 
     def meter(self, send: Send) -> Send:
-        """Return a `send` that reads the answer and passes it to `send`."""
 
         async def metered(message: MutableMapping[str, Any]) -> None:
             body = message.get("body", b"")

@@ -104,8 +104,6 @@ class ApiKeysFileError(TriptychError):
 
 
 class ApiKeyEntry(KeyLimits):
-    """Entry of the file: one API key and its limits."""
-
     name: PlainName
     sha256: Sha256 = Field(repr=False)
     tenant: PlainName | None = None

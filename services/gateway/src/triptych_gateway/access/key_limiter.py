@@ -63,7 +63,6 @@ class RequestCharge:
         return self._charges
 
     def meter(self, send: Send) -> Send:
-        """Return the `send` for the answer of a counted request."""
         if self._usage is None:
             return send
         metered = self._usage.meter(send)
@@ -79,7 +78,6 @@ class RequestCharge:
         self._media_bytes = num_bytes
 
     def corrections(self) -> tuple[RateCharge, ...]:
-        """Return the differences between cost and charge."""
         taken = {REQUESTS: 1, TOKENS: self._taken_tokens(), MEDIA_BYTES: self._media_bytes}
         differences = (charge._replace(cost=taken[charge.rate] - charge.cost) for charge in self._charges)
         return tuple(each for each in differences if each.cost)
@@ -96,8 +94,6 @@ class RequestCharge:
 
 @dataclass(slots=True)
 class _Settlement:
-    """Ended requests of one key, to settle."""
-
     corrections: dict[str, RateCharge] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
 

@@ -58,7 +58,6 @@ class KeyLimits(BaseModel):
 
     @property
     def rates(self) -> dict[str, int]:
-        """Limits per minute that are set, by rate."""
         limits = {
             REQUESTS: self.requests_per_minute,
             TOKENS: self.tokens_per_minute,
@@ -116,7 +115,6 @@ class RequestDemand:
 
     @property
     def cost(self) -> AnswerCost:
-        """Return the cost of its answers."""
         return AnswerCost.of(self.body, self.num_prompt_bytes)
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:

@@ -32,7 +32,6 @@ class RequestLimiter:
         return RequestPlace(self)
 
     def end_request(self, seconds: float) -> None:
-        """Record a request's end after `seconds`."""
         self.num_requests -= 1
         self._request_s = FADE * self._request_s + (1 - FADE) * seconds if self._request_s else seconds
 
@@ -48,8 +47,6 @@ class RequestLimiter:
 
 
 class RequestPlace:
-    """Place of one request while its block runs."""
-
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
         self._began_at = 0.0

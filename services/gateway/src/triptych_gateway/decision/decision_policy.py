@@ -92,7 +92,6 @@ class EncodeDecision:
 
 
 def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
-    """Return why the instance is quicker."""
     if facts.is_covered:
         return DecisionReason.PREFIX_COVERED
     near_cost_s = prediction.remote_cost_s - prediction.transfer_s
@@ -179,8 +178,6 @@ OverrideSetting = Literal["none", "operators", "all"]
 
 
 class EncodeOverride:
-    """Operator's setting of the override."""
-
     def __init__(self, allowed: OverrideSetting) -> None:
         """Store the setting; `operators` allows API keys with `operator = true`."""
         self._allowed = allowed
@@ -209,6 +206,5 @@ class EncodeOverride:
 
 
 def cannot_encode_here() -> RequestError:
-    """Return the error for `local` where no instance can encode."""
     message = f"{ENCODE_HEADER}: no instance of this model can encode these media"
     return RequestError(400, "encode_override_impossible", message, ENCODE_HEADER)

@@ -58,8 +58,6 @@ class DecidedRequest:
 
 
 class EncodeDecisions:
-    """Decisions of one gateway, with all that they learn from."""
-
     def __init__(
         self,
         *,
@@ -205,7 +203,6 @@ class EncodeDecisions:
         return self._counted(_decided(decision, instance, CostEstimate(kind, time.monotonic())))
 
     def on_sizes(self, item_wait: ItemWait) -> None:
-        """Learn from the sizes of a request's items."""
         costs = self.namespace(item_wait.namespace_digest).costs
         for item in item_wait.items:
             if item.mm_hash in item_wait.sizes and item.image is not None:

@@ -197,11 +197,9 @@ class LocalRoom:
         self._instances: defaultdict[str, _Room] = defaultdict(_Room)
 
     def num_held(self, instance: str) -> int:
-        """Return the number of requests that wait for a place."""
         return sum(map(len, self._instances[instance].held.values())) if instance in self._instances else 0
 
     def num_requests(self, instance: str) -> int:
-        """Return the number of requests that wait for a place or have one."""
         known = self._instances.get(instance)
         return 0 if known is None else self.num_held(instance) + known.num_places
 

@@ -127,7 +127,6 @@ class NamespaceDecisions:
         self._idle_ways = IdleWays()
 
     def decide(self, facts: DecisionFacts, load: Load, demand: Demand, now: float) -> EncodeDecision:
-        """Decide where no rule has decided."""
         prediction = predict(self.costs.costs(now), load, demand)
         if prediction is not None and facts.shares_compute and facts.is_idle and prediction.queue_s == 0:
             return self._decide_alone(facts, prediction, demand, now)
@@ -151,14 +150,12 @@ class NamespaceDecisions:
         return EncodeDecision(choice.way, reason, prediction, is_alone=True)
 
     def text_estimate(self, kind: CostKind, num_text_tokens: float, now: float) -> CostEstimate:
-        """Return the estimate of a request that needs no encode."""
         text_s = self._text_s(num_text_tokens, now)
         return CostEstimate(
             kind, now, 0.0, num_text_tokens, text_s, 0.0, text_s, is_measured=kind is CostKind.TEXT
         )
 
     def estimate(self, decision: EncodeDecision, demand: Demand, now: float) -> CostEstimate:
-        """Return the estimate of a request that is encoded."""
         prediction, num_rows, num_tokens = decision.prediction, demand.num_rows, demand.num_text_tokens
         text_s = self._text_s(num_tokens, now)
         if decision.is_local:

@@ -31,8 +31,6 @@ BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it ma
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand of one request on encoders and instance."""
-
     num_items: int
     num_rows: float  # of all items
     num_new_items: int  # that no encoder has made or is making
@@ -213,5 +211,4 @@ class CostEstimate:
 
 
 def text_tokens(num_bytes: int) -> float:
-    """Return the approximate number of tokens in a request of `num_bytes`."""
     return num_bytes / BYTES_PER_TOKEN

@@ -72,7 +72,6 @@ class HeldPrefixes:
         self._lives: LRUCache[int, Incarnation] = LRUCache(MAX_HELD_PREFIXES)
 
     def remember(self, request: ChatRequest, items: Sequence[TakenItem], life: Incarnation) -> None:
-        """Record that `life` has answered `request`."""
         *_, last = (None, *_message_prefixes(request, items))
         if last is not None:
             self._lives[last[0]] = life

@@ -157,12 +157,10 @@ class ServingCosts:
         self._local.observe(num_rows, max(seconds, 0.0), now)
 
     def on_text_answer(self, num_tokens: float, seconds: float, now: float) -> None:
-        """Record a text that an idle instance has answered."""
         self._prefill.observe(num_tokens, seconds, now)
 
     # ---- rows ------------------------------------------------------------------------------------
     def on_sizes(self, num_pixels: int, num_rows: int) -> None:
-        """Record the rows of an image."""
         known = self._rows.get(_size_class(num_pixels))
         rows = num_rows if known is None else ROWS_FADE * known + (1 - ROWS_FADE) * num_rows
         self._rows[_size_class(num_pixels)] = rows

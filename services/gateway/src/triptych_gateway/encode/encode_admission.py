@@ -63,7 +63,6 @@ class JobQueue:
         return now - self._reads.get(namespace_digest, _Read()).at >= READ_INTERVAL_S
 
     def note_backlog(self, namespace_digest: str, backlog: Backlog, now: float) -> None:
-        """Record a backlog that was read."""
         self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
     def is_full(self, flow: str, num_held: Mapping[str, int], num_new: int = 1) -> bool:
@@ -172,7 +171,6 @@ class ReturnTimes:
         return at - now
 
     def forget(self, namespace_digest: str, fair_key: FairKey, first: MmHash) -> None:
-        """Forget a request that was admitted."""
         self._times.pop(_Place(namespace_digest, fair_key, first), None)
 
 

@@ -138,11 +138,9 @@ class EncodeBacklog:
         return digest, work
 
     def num_items(self, namespace_digest: str, fair_key: FairKey) -> int:
-        """Return the number of the fair key's outstanding items."""
         return sum(self._namespace(namespace_digest).fair_keys.get(fair_key, {}).values())
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Return the namespace's outstanding items by flow."""
         counts = Counter[str]()
         for fair_key in self._namespace(namespace_digest).fair_keys:
             counts[fair_key.flow] += self.num_items(namespace_digest, fair_key)
@@ -188,7 +186,6 @@ class EncodeBacklog:
         known.was_busy, known.ended_at = is_busy, now
 
     def observe(self, namespace_digest: str, work: EncodeWork, encode_s: float) -> None:
-        """Record the time of one encode of this work."""
         self._namespace(namespace_digest).seconds[work].append(encode_s)
 
     def predict(

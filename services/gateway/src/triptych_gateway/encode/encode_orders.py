@@ -38,16 +38,7 @@ from triptych_gateway.encode.flight_requests import (
 )
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
-from triptych_gateway.encode.item_wait import (
-    ItemFailed,
-    ItemJoined,
-    ItemKnown,
-    ItemNeededAgain,
-    ItemOrdered,
-    ItemSealed,
-    ItemSized,
-    ItemWait,
-)
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache, MediaReadError
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
@@ -106,7 +97,7 @@ class EncodeOrders:
             for known in self.items_of(item_wait):
                 if known.sizes is not None:
                     self._metrics.items.labels("sizes_known").inc()
-                    item_wait.on_event(ItemSized(known.mm_hash, known.sizes))
+                    item_wait.on_sized(known.mm_hash, known.sizes)
             yield
         finally:
             del self._item_waits[item_wait.request_id]
@@ -123,7 +114,7 @@ class EncodeOrders:
         for mm_hash, sizes, source in found:
             self._metrics.cache_hits.labels(source.value).inc()
             self.table.recall_sizes(mm_hash, sizes)
-            item_wait.on_event(ItemKnown(mm_hash, source))
+            item_wait.on_known(mm_hash, source)
 
     def lacks_job(self, item_wait: ItemWait) -> bool:
         """Return whether an item of `item_wait` has neither sizes nor a job."""
@@ -135,7 +126,6 @@ class EncodeOrders:
         return any(item.in_flight and item_wait.needs(item.mm_hash) for item in self.items_of(item_wait))
 
     def num_waiting(self, namespace_digest: str) -> int:
-        """Return the number of the namespace's requests that wait for an item to be encoded."""
         waits = (each for each in self._item_waits.values() if each.namespace_digest == namespace_digest)
         return sum(self.lacks_job(each) or self.awaits_job(each) for each in waits)
 
@@ -157,7 +147,7 @@ class EncodeOrders:
             if item.mm_hash in item_wait.sizes:
                 continue
             if item.sizes is not None:  # came in the meantime
-                item_wait.on_event(ItemSized(item.mm_hash, item.sizes))
+                item_wait.on_sized(item.mm_hash, item.sizes)
             elif item.in_flight:
                 self._note_joined(item.mm_hash, [item_wait])
             else:
@@ -187,7 +177,7 @@ class EncodeOrders:
             self.admission.begin_item(item.mm_hash, waits)
             self._queue_step(item.mm_hash, is_of_request=of_request is not None)
             for item_wait in waits:
-                item_wait.on_event(ItemOrdered(item.mm_hash))
+                item_wait.on_ordered(item.mm_hash)
 
     def _end_job(self, mm_hash: MmHash) -> None:
         self.queue.end_job(mm_hash)
@@ -196,10 +186,9 @@ class EncodeOrders:
     def _note_joined(self, mm_hash: MmHash, item_waits: Iterable[ItemWait]) -> None:
         self._metrics.items.labels("joined").inc()
         for item_wait in item_waits:
-            item_wait.on_event(ItemJoined(mm_hash))
+            item_wait.on_joined(mm_hash)
 
     def items_of(self, item_wait: ItemWait) -> list[Item]:
-        """Return the items in the order of the prompt."""
         return [item for each in item_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[ItemWait]:
@@ -233,9 +222,9 @@ class EncodeOrders:
             if ordered is not None and ordered.job_id == message.job_id:
                 self._metrics.cache_hits.labels("store").inc()
         for item_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
-            item_wait.on_event(ItemSized(mm_hash, sizes))
+            item_wait.on_sized(mm_hash, sizes)
             if message.sealed:
-                item_wait.on_event(ItemSealed(mm_hash))
+                item_wait.on_sealed(mm_hash)
         if is_changed:
             await self.sizes.store_shared(mm_hash, sizes)
 
@@ -266,7 +255,7 @@ class EncodeOrders:
                 self._order_item(item)  # the bus lost its metadata: the store has it, so asking is cheap
             return
         for item_wait in self._waits_of(request_ids):
-            item_wait.on_event(ItemSealed(mm_hash))
+            item_wait.on_sealed(mm_hash)
 
     def _on_needed(self, message: EncodeNeeded) -> None:
         mm_hash, item_wait = MmHash(message.mm_hash), self._item_waits.get(RequestId(message.request_id))
@@ -274,7 +263,7 @@ class EncodeOrders:
         if item_wait is None or item is None or item_wait.request_id not in item.request_ids:
             log.info("encode needed: its request has ended", request_id=message.request_id)
             return
-        item_wait.on_event(ItemNeededAgain(mm_hash))
+        item_wait.on_needed_again(mm_hash)
         if not item.in_flight:
             log.info("encode needed", request_id=message.request_id, mm_hash=mm_hash, reason=message.reason)
             self._order_item(item)
@@ -305,7 +294,7 @@ class EncodeOrders:
             self._order_item(item, retry_of=failure.kind, only_near=item.only_near)
             return
         for item_wait in item_waits:
-            item_wait.on_event(ItemFailed(mm_hash, failure))
+            item_wait.on_failed(mm_hash, failure)
 
     # ---- which items a step is due for -----------------------------------------------------------
     def _queue_step(self, mm_hash: MmHash, *, check: bool = False, is_of_request: bool = False) -> None:
@@ -413,11 +402,7 @@ class EncodeOrders:
                 self._fail_job(mm_hash, claim.job_id, failure_of(claim), is_final=is_final)
 
     async def _publish(
-        self,
-        claim: FlightClaim,
-        item: Item,
-        item_waits: list[ItemWait],
-        requesters: tuple[Requester, ...],
+        self, claim: FlightClaim, item: Item, item_waits: list[ItemWait], requesters: tuple[Requester, ...]
     ) -> JobPlace | None:
         media = self._media_cache.media_of(item.mm_hash)
         if media is None:

@@ -28,7 +28,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_admission import READ_INTERVAL_S, JobQueue
 from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
 from triptych_gateway.encode.item_table import Item, ItemFailure
-from triptych_gateway.encode.item_wait import ItemPlaced, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.encode.media_cache import MediaReadError, MediaSlot
 from triptych_gateway.locality.encode_stores import EncodeStores, JobPlace
 from triptych_gateway.settings import EncodeSettings
@@ -53,7 +53,6 @@ def _attempts_after(settings: EncodeSettings, kind: FailureKind | None) -> int:
 
 
 def requesters_of(mm_hash: MmHash, item_waits: Sequence[ItemWait], gateway: str) -> tuple[Requester, ...]:
-    """Return every place of the item in the requests of `item_waits`."""
     return tuple(
         Requester(
             request_id=item_wait.request_id,
@@ -183,7 +182,6 @@ class FlightRequests:
         return iter(self._sent)
 
     def covers(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
-        """Return whether all of `keys` were sent."""
         sent = self._sent.get(mm_hash)
         return sent is not None and keys <= sent.keys
 
@@ -242,11 +240,7 @@ class FlightRequests:
         return whole
 
     async def read_backlog(self, namespace_digest: str) -> Backlog:
-        """Return the namespace's backlog over all its streams.
-
-        Raises:
-            BusUnavailableError
-        """
+        """Return the namespace's backlog over all its streams; raises BusUnavailableError."""
         stores = self._stores.stores_of(namespace_digest)
         return self._note_backlogs(
             namespace_digest, await self._single_flight.read_backlogs(namespace_digest, stores)
@@ -349,7 +343,7 @@ class FlightRequests:
     ) -> None:
         job = offer.job
         for item_wait in item_waits:
-            item_wait.on_event(ItemPlaced(MmHash(job.mm_hash), place))
+            item_wait.on_placed(MmHash(job.mm_hash), place)
         record_span(
             "gateway.publish_job",
             began_ns,

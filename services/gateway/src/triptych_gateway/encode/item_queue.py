@@ -19,8 +19,6 @@ FIRST_LEAD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OrderPlace:
-    """Place of a new order: its fair key and deadline."""
-
     namespace_digest: str = ""
     fair_key: FairKey = DEFAULT_KEY
     deadline: float = 0.0  # monotonic seconds
@@ -267,12 +265,10 @@ class ItemQueue:
 
     # ---- room ------------------------------------------------------------------------------------
     def end_job(self, mm_hash: MmHash) -> None:
-        """Record the end of the item's job."""
         if self.window.end_job(mm_hash, is_followed=self._held_back.is_set()):
             self._changed.set()
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """Record the number of jobs on the namespace's streams, of all gateways."""
         self.window.note_stream(namespace_digest, num_jobs)
         self._changed.set()
 
@@ -292,7 +288,6 @@ class ItemQueue:
         return min((each.since for each in self._requests.values() if each.items), default=None)
 
     def num_held(self, namespace_digest: str) -> Counter[str]:
-        """Return the number of waiting orders by flow."""
         counts = Counter[str]()
         for request in self._of(namespace_digest):
             counts[request.place.fair_key.flow] += len(request.items)

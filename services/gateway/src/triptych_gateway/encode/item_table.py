@@ -104,7 +104,6 @@ class ItemTable:
         return self._items.get(mm_hash)
 
     def join_item(self, mm_hash: MmHash, request_id: RequestId) -> Item:
-        """Record that `request_id` waits for the item from now on."""
         item = self._items.setdefault(mm_hash, Item(mm_hash))
         item.request_ids.add(request_id)
         return item
@@ -117,7 +116,6 @@ class ItemTable:
             self._drop_if_idle(item)
 
     def recall_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """Record sizes from an earlier encode."""
         item = self._items.get(mm_hash)
         if item is not None and item.sizes is None:
             item.sizes = sizes
@@ -145,7 +143,6 @@ class ItemTable:
         return True
 
     def apply_claim(self, item: Item, job_id: JobId, attempt: int) -> None:
-        """Record the job that Redis has in flight for the item, and its attempt number."""
         if item.in_flight:
             item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
 

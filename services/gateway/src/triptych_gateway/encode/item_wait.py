@@ -1,16 +1,15 @@
 """ItemWait: wait of one request for its media items, and the events that change it.
 
-EncodeOrders    ItemKnown | ItemOrdered | ItemJoined -> ItemPlaced -> ItemSized -> ItemSealed, ItemFailed
-TransferOrders  EntriesRead, StoreLost, TargetChosen, TransferGivenUp
-either          ItemNeededAgain (an engine started over)
-forward         Prefilled, AnswerBegan, Answered
+EncodeOrders    known | ordered | joined -> placed -> sized -> sealed, failed
+TransferOrders  entries_read, store_lost, target_chosen, transfer_given_up
+either          needed_again (an engine started over)
+forward         prefilled, answer_began, answered
 """
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.fair_queue import DEFAULT_KEY, FairKey
@@ -29,109 +28,9 @@ from triptych_gateway.tracing.timings import ItemSource, ItemTiming
 RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
 
-class ItemKnown(NamedTuple):
-    """The sizes of an item were known before."""
-
-    mm_hash: MmHash
-    source: ItemSource
-
-
-class ItemOrdered(NamedTuple):
-    """A job is ordered for the item."""
-
-    mm_hash: MmHash
-
-
-class ItemJoined(NamedTuple):
-    """The item is encoded for another request already."""
-
-    mm_hash: MmHash
-
-
-class ItemPlaced(NamedTuple):
-    """The item's job is published, for the encoders of a store."""
-
-    mm_hash: MmHash
-    place: JobPlace
-
-
-class ItemSized(NamedTuple):
-    """The item's sizes are known."""
-
-    mm_hash: MmHash
-    sizes: ItemSizes
-
-
-class ItemSealed(NamedTuple):
-    """The item's tensor is in a store."""
-
-    mm_hash: MmHash
-
-
-class ItemFailed(NamedTuple):
-    """No encoder makes the item."""
-
-    mm_hash: MmHash
-    failure: ItemFailure
-
-
-class ItemNeededAgain(NamedTuple):
-    """The prefill_decode lacks the item, having started over after the first token."""
-
-    mm_hash: MmHash
-
-
-class TransferGivenUp(NamedTuple):
-    """The item cannot be brought to the store of the request's prefill_decode."""
-
-    mm_hash: MmHash
-
-
-class EntriesRead(NamedTuple):
-    """The directory was read; an entry without places is to be read again."""
-
-    places: Mapping[MmHash, tuple[EntryPlace, ...]]
-
-
-class StoreLost(NamedTuple):
-    """A store has these entries no more."""
-
-    entries: tuple[MmHash, ...]
-    store: str
-
-
-class TargetChosen(NamedTuple):
-    """The items are needed at this store now."""
-
-    store: str | None
-
-
-class Prefilled(NamedTuple):
-    """The instance has made the prompt's KV cache, so its engine had all items."""
-
-    instance: str
-
-
-class AnswerBegan(NamedTuple):
-    """The first chunk of the answer is here, so all items were used."""
-
-
-class Answered(NamedTuple):
-    """The instance's answer went out whole, so its engine had all items."""
-
-    instance: str
-
-
-TimedEvent = ItemKnown | ItemOrdered | ItemJoined | ItemPlaced | ItemSized
-ItemEvent = (
-    TimedEvent | ItemSealed | ItemFailed | ItemNeededAgain | TransferGivenUp
-    | EntriesRead | StoreLost | TargetChosen | Prefilled | AnswerBegan | Answered
-)  # fmt: skip
-
-
 @dataclass(eq=False)
 class ItemWait:
-    """Wait that `on_event` fills in and the request awaits.
+    """Wait that events fill in and the request awaits; nothing else changes it once it is open.
 
     Until the first chunk of the answer every item is needed. After that prefill_decode has had them all:
     another request's job for one of them does not matter to this request, unless prefill_decode asks for it
@@ -172,7 +71,6 @@ class ItemWait:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """Modalities of the items."""
         return frozenset(item.part.modality for item in self.items)
 
     @property
@@ -192,64 +90,98 @@ class ItemWait:
     def needs(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._needed
 
-    def on_event(self, event: ItemEvent) -> None:
-        """Record one event. Nothing else changes the wait once it is open."""
-        now = time.monotonic()
-        if isinstance(event, TimedEvent) and (timing := self.timings.get(event.mm_hash)) is not None:
-            _show(event, timing, now)
-        match event:
-            case ItemSized(mm_hash, sizes):
-                self._set_sizes(mm_hash, sizes)
-            case ItemSealed(mm_hash):
-                self.sealed_at = now
-                self._sealed.add(mm_hash)
-                if self._sealed.issuperset(self.mm_hashes):
-                    self._all_sealed.set()
-            case ItemFailed(mm_hash, failure):
-                # The first failure is reported, those of received items are ignored.
-                if self._error is None and self.needs(mm_hash):
-                    part = self._part_of(mm_hash)
-                    self._fail(error_for(failure, part.path, part.modality))
-            case TransferGivenUp(mm_hash):
-                if self.needs(mm_hash):
-                    path = self._part_of(mm_hash).path
-                    message = f"{path} could not be transferred to the instance that serves this request"
-                    self._fail(EncodeUnavailableError("transfer_failed", message, path))
-            case ItemNeededAgain(mm_hash):
-                # A whole answer does not show its first token: all its items count as needed until its end,
-                # which may be long after the first deadline.
-                self.needed_at = now
-                self._needed.add(mm_hash)
-                self.deadline = max(self.deadline, now + RENEWED_WAIT_S)
-            case EntriesRead(places):
-                self.entry_places.update(places)
-                for entry in [each for each, found in places.items() if not found]:
-                    del self.entry_places[entry]
-            case StoreLost(entries, store):
-                for entry in entries:
-                    known = self.entry_places.get(entry, ())
-                    self.entry_places[entry] = tuple(each for each in known if each.store != store)
-            case TargetChosen(store):
-                self.target = store
-            case Prefilled(instance):
-                # Another may have to make the KV cache again; the instance that the items were announced to
-                # has sent its acks then.
-                if self.answered_by != self.prefill_decode:
-                    self.answered_by = instance
-                self._settle()
-            case Answered(instance):
-                self.answered_by = instance
-            case AnswerBegan():
-                self._settle()
+    # ---- events of an item; the trace and the page at `/ui` show its timing ----------------------
+    def on_known(self, mm_hash: MmHash, source: ItemSource) -> None:
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_known(source)
 
-    def _set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+    def on_ordered(self, mm_hash: MmHash) -> None:
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_ordered(time.monotonic())
+
+    def on_joined(self, mm_hash: MmHash) -> None:
+        """Record that the item is encoded for another request already."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_joined(time.monotonic())
+
+    def on_placed(self, mm_hash: MmHash, place: JobPlace) -> None:
+        """Record that the item's job is published, for the encoders of a store."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_placed(place.store, place.reason.value)
+
+    def on_sized(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """Record sizes. A prompt that exceeds the model's length fails at once: no other encode is needed."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_sizes(sizes.num_embeds, time.monotonic())
         self.sizes[mm_hash] = sizes
         num_tokens = self.num_rows + 1
         if self.max_model_len is not None and num_tokens > self.max_model_len:
             self._fail(too_long(num_tokens, self.max_model_len))
         if all(needed in self.sizes for needed in self.mm_hashes):
             self._all_sized.set()
+
+    def on_sealed(self, mm_hash: MmHash) -> None:
+        self.sealed_at = time.monotonic()
+        self._sealed.add(mm_hash)
+        if self._sealed.issuperset(self.mm_hashes):
+            self._all_sealed.set()
+
+    def on_failed(self, mm_hash: MmHash, failure: ItemFailure) -> None:
+        """Fail with the first failure; failures of received items are ignored."""
+        if self._error is None and self.needs(mm_hash):
+            part = self._part_of(mm_hash)
+            self._fail(error_for(failure, part.path, part.modality))
+
+    def on_transfer_given_up(self, mm_hash: MmHash) -> None:
+        """Fail: the item cannot be brought to the store of the request's prefill_decode."""
+        if self.needs(mm_hash):
+            path = self._part_of(mm_hash).path
+            message = f"{path} could not be transferred to the instance that serves this request"
+            self._fail(EncodeUnavailableError("transfer_failed", message, path))
+
+    def on_needed_again(self, mm_hash: MmHash) -> None:
+        """Record that prefill_decode lacks the item, having started over after the first token.
+
+        A whole answer does not show its first token: all its items count as needed until its end, which may
+        be long after the first deadline.
+        """
+        self.needed_at = time.monotonic()
+        self._needed.add(mm_hash)
+        self.deadline = max(self.deadline, self.needed_at + RENEWED_WAIT_S)
+
+    # ---- events of entries and of the answer -----------------------------------------------------
+    def on_entries_read(self, places: Mapping[MmHash, tuple[EntryPlace, ...]]) -> None:
+        """Record what the directory has; an entry without places is to be read again."""
+        self.entry_places.update(places)
+        for entry in [each for each, found in places.items() if not found]:
+            del self.entry_places[entry]
+
+    def on_store_lost(self, entries: Sequence[MmHash], store: str) -> None:
+        """Record that a store has these entries no more."""
+        for entry in entries:
+            known = self.entry_places.get(entry, ())
+            self.entry_places[entry] = tuple(each for each in known if each.store != store)
+
+    def on_target_chosen(self, store: str | None) -> None:
+        self.target = store
+
+    def on_prefilled(self, instance: str) -> None:
+        """Record that the instance has made the prompt's KV cache, so its engine had all items.
+
+        Another may have to make the KV cache again; the instance that the items were announced to has sent
+        its acks then.
+        """
+        if self.answered_by != self.prefill_decode:
+            self.answered_by = instance
+        self._settle()
+
+    def on_answered(self, instance: str) -> None:
+        """Record that the instance's answer went out whole, so its engine had all items."""
+        self.answered_by = instance
+
+    def on_answer_began(self) -> None:
+        """Record the first chunk of the answer: all items were used."""
+        self._settle()
 
     def _settle(self) -> None:
         """Record that all items were used: a failure of one no longer matters."""
@@ -274,34 +206,14 @@ class ItemWait:
         await self._all_sealed.wait()
 
     async def wait_failure(self) -> None:
-        """Raise when an item failed, as a guard.
-
-        Raises:
-            RequestError: the caller's error.
-        """
+        """Raise when an item failed, as a guard. Raises RequestError: the caller's error."""
         while True:
             await self._failed.wait()
             self.raise_failure()  # else settled in the same moment: go on waiting
 
     def raise_failure(self) -> None:
-        """Raise the failure, if there is one."""
         if self._error is not None:
             raise self._error
-
-
-def _show(event: TimedEvent, timing: ItemTiming, now: float) -> None:
-    """Record the event in the item's history, which the trace and the page at `/ui` show."""
-    match event:
-        case ItemKnown(_, source):
-            timing.on_known(source)
-        case ItemOrdered():
-            timing.on_ordered(now)
-        case ItemJoined():
-            timing.on_joined(now)
-        case ItemPlaced(_, place):
-            timing.on_placed(place.store, place.reason.value)
-        case ItemSized(_, sizes):
-            timing.on_sizes(sizes.num_embeds, now)
 
 
 def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestError:

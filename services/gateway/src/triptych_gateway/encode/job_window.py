@@ -28,8 +28,6 @@ SPARE_PART = 4  # one of this many slots of an encoder is spare
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Capacity of one namespace's encoders."""
-
     num_slots: int
     num_spare: int  # of them, for flows that have none
     num_gateways: int
@@ -76,8 +74,6 @@ class _Job:
 
 @dataclass(slots=True)
 class _Read:
-    """Number of jobs read from a namespace's streams."""
-
     num_jobs: int  # of all gateways
     num_own: int  # of them, and of those that others took the places of at once
 
@@ -99,15 +95,12 @@ class JobWindow:
         return mm_hash in self._jobs
 
     def num_jobs(self, namespace_digest: str) -> int:
-        """Return the number of this gateway's jobs."""
         return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
-        """Return the number of this gateway's jobs with encoders, by flow."""
         return self._by_flow.get(namespace_digest, Counter[str]())
 
     def has_room(self, namespace_digest: str, flow: str) -> bool:
-        """Return whether a job of `flow` may be published now."""
         capacity = self._capacity(namespace_digest)
         own = self._by_flow.get(namespace_digest, Counter[str]())
         num_places = _places(capacity, is_new=not own[flow])
@@ -130,7 +123,6 @@ class JobWindow:
             self._by_flow[namespace_digest][flow] += 1
 
     def confirm_job(self, mm_hash: MmHash, store: str) -> None:
-        """Record that the job is published, for the encoders of `store`."""
         if mm_hash in self._jobs:
             job = self._jobs[mm_hash]
             job.is_published, job.store = True, store
@@ -164,7 +156,6 @@ class JobWindow:
         return True
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """Record the jobs on the namespace's streams, waiting and in hand, of all gateways."""
         self._reads[namespace_digest] = _Read(num_jobs, self.num_jobs(namespace_digest))
 
     def forget_streams(self) -> None:

@@ -35,7 +35,6 @@ class MediaSlot:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes, the same for all holders."""
         return next(
             (each.num_bytes if isinstance(each, KnownFile) else len(each) for each in self.contents.values()),
             0,
@@ -67,7 +66,6 @@ class MediaCache:
     """One slot per mm_hash; it is emptied when the last request that holds it has ended."""
 
     def __init__(self, base_url: str = "") -> None:
-        """Store the base URL at which encoders fetch media."""
         self._base_url = base_url
         self._slots: dict[MmHash, MediaSlot] = {}
         self._by_token: dict[str, MediaSlot] = {}

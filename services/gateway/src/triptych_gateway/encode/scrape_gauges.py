@@ -20,7 +20,7 @@ from triptych_gateway.routing.scheduling.candidates import ServingStage
 
 READ_INTERVAL_S = 1.0
 READ_LIMIT_S = 1.0  # a scrape does not wait for a slow Redis
-MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
+MAX_NAMESPACES = 64  # that are read, and have series of their own; each is served by engines of its own
 MAX_STREAMS = 256  # streams of jobs that are read
 
 JobStream = tuple[str, str]  # namespace digest, store
@@ -109,7 +109,6 @@ class StreamLags:
         self._metrics.oldest_job_s.labels(*stream).set(age_s)
 
 
-MAX_NAMESPACES = 64  # that have series of their own
 PREFILLING = STAGE_ROLES[ServingStage.WHOLE] | STAGE_ROLES[ServingStage.PREFILL]
 DECODING = STAGE_ROLES[ServingStage.WHOLE] | STAGE_ROLES[ServingStage.DECODE]
 
@@ -117,8 +116,6 @@ Series = tuple[str, str]  # model, role
 
 
 class WaitingWork:
-    """Setter of the gauges of waiting work, for one gateway."""
-
     def __init__(
         self, orders: EncodeOrders, view: RegistryView, router: Router, metrics: GatewayMetrics
     ) -> None:

@@ -44,7 +44,6 @@ class SizesCache:
         self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
 
     def __len__(self) -> int:
-        """Return the number of items in this process's memory."""
         return len(self._local)
 
     @property
@@ -102,7 +101,6 @@ class SizesCache:
         ]
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """Keep sizes for other gateways, and for this one after a restart."""
         try:
             is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
         except BusUnavailableError as error:

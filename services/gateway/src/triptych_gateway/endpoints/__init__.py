@@ -1,7 +1,6 @@
 """Endpoints of the gateway, described once for routing, validation, metrics and the API's description.
 
 endpoint         one endpoint: path, methods, kind, what its body holds
-bodies           the fields of bodies that the gateway reads
 fields           the fields of each endpoint's body that are passed on: described, and checked
 response_fields    those of a response, whose items and tools are of several types
 kinds              JSON schemas of single values, with bounds: `response_format`, `stream_options`, tools

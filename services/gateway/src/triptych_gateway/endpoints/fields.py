@@ -1,9 +1,10 @@
-"""Fields that the gateway passes on: shown by the API's description, checked by `request.bounds.shapes`."""
+"""Fields that the gateway passes on: shown by the API's description, checked by `request.body_bounds`."""
 
 from collections.abc import Mapping
 
 from triptych_gateway.endpoints.endpoint import Schema
 from triptych_gateway.endpoints.kinds import (
+    ANY_OBJECT,
     BOOLEAN,
     INTEGER,
     MAX_ALLOWED_TOKEN_IDS,
@@ -24,53 +25,43 @@ from triptych_gateway.endpoints.kinds import (
     STRING,
     STRINGS,
     TEMPLATE_OPTIONS,
+    TEXT,
     TEXTS,
     TOKEN_IDS,
     TOOL_CHOICE,
     TOOLS,
+    TRUTH,
+    WHOLE,
     XARGS,
+    lists,
+    objects,
+    of_kind,
+    or_null,
 )
 
 SAMPLING: Mapping[str, Schema] = {
     **SAMPLED,
-    "max_tokens": INTEGER,
-    "n": INTEGER,
-    "best_of": INTEGER,
-    "use_beam_search": BOOLEAN,
+    **of_kind(
+        INTEGER,
+        "max_tokens n best_of min_tokens prompt_logprobs thinking_token_budget stream_interval"
+        " truncate_prompt_tokens routed_experts_prompt_start",
+    ),
+    **of_kind(
+        BOOLEAN,
+        "use_beam_search spaces_between_special_tokens add_special_tokens echo return_token_ids"
+        " return_tokens_as_token_ids return_token_offsets return_weight_versions",
+    ),
     "length_penalty": NUMBER,
-    "min_tokens": INTEGER,
-    "spaces_between_special_tokens": BOOLEAN,
-    "bad_words": {
-        "type": ["array", "null"],
-        "items": {"type": "string", "maxLength": MAX_BAD_WORD_CHARS},
-        "maxItems": MAX_BAD_WORDS,
-    },
-    "allowed_token_ids": {
-        "type": ["array", "null"],
-        "items": {"type": "integer"},
-        "maxItems": MAX_ALLOWED_TOKEN_IDS,
-    },
-    "prompt_logprobs": INTEGER,
+    "bad_words": or_null(lists({**TEXT, "maxLength": MAX_BAD_WORD_CHARS}, MAX_BAD_WORDS)),
+    "allowed_token_ids": or_null(lists(WHOLE, MAX_ALLOWED_TOKEN_IDS)),
     "response_format": RESPONSE_FORMAT,
     "repetition_detection": REPETITION,
-    "thinking_token_budget": INTEGER,
-    "stream_interval": INTEGER,
-    "truncate_prompt_tokens": INTEGER,
     "truncation_side": STRING,
-    "add_special_tokens": BOOLEAN,
-    "echo": BOOLEAN,
-    "routed_experts_prompt_start": INTEGER,
-    "return_token_ids": BOOLEAN,
-    "return_tokens_as_token_ids": BOOLEAN,
-    "return_token_offsets": BOOLEAN,
-    "return_weight_versions": BOOLEAN,
 }
 _TEMPLATE: Mapping[str, Schema] = {
-    "add_generation_prompt": BOOLEAN,
-    "continue_final_message": BOOLEAN,
+    **of_kind(BOOLEAN, "add_generation_prompt continue_final_message"),
     "chat_template_kwargs": TEMPLATE_OPTIONS,
-    "mm_processor_kwargs": OBJECT,
-    "media_io_kwargs": OBJECT,
+    **of_kind(OBJECT, "mm_processor_kwargs media_io_kwargs"),
 }
 CHAT: Mapping[str, Schema] = {
     **SAMPLING,
@@ -78,84 +69,54 @@ CHAT: Mapping[str, Schema] = {
     "messages": MESSAGES,
     "stream": STREAM,
     "stream_options": STREAM_OPTIONS,
-    "max_completion_tokens": INTEGER,
-    "logprobs": BOOLEAN,
-    "top_logprobs": INTEGER,
+    **of_kind(INTEGER, "max_completion_tokens top_logprobs"),
+    **of_kind(BOOLEAN, "logprobs parallel_tool_calls include_reasoning return_prompt_text"),
     "tools": TOOLS,
     "tool_choice": TOOL_CHOICE,
-    "parallel_tool_calls": BOOLEAN,
-    "documents": {
-        "type": ["array", "null"],
-        "maxItems": 1024,
-        "items": {"type": "object", "additionalProperties": {"type": "string"}},
-    },
+    "documents": or_null(lists({**ANY_OBJECT, "additionalProperties": TEXT}, 1024)),
     "reasoning_effort": STRING,
-    "include_reasoning": BOOLEAN,
-    "return_prompt_text": BOOLEAN,
 }
-_BLOCK: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string"},
-        **dict.fromkeys(
-            ("text", "id", "tool_use_id", "name", "tool_name", "thinking", "signature", "data"), STRING
-        ),
-        "source": OBJECT,
-        "input": OBJECT,
-        "content": {"type": ["string", "array", "null"], "items": {"type": "object"}},
+_BLOCK = objects(
+    {
+        "type": TEXT,
+        **of_kind(STRING, "text id tool_use_id name tool_name thinking signature data"),
+        **of_kind(OBJECT, "source input tool"),
+        "content": {**lists(ANY_OBJECT), "type": ["string", "array", "null"]},
         "is_error": BOOLEAN,
-        "tool": OBJECT,
-    },
-}
+    }
+)
 BLOCKS: Schema = {
     "description": "text, or a list of text blocks",
     "type": ["string", "array", "null"],
     "items": _BLOCK,
 }
 COUNTED_MESSAGES: Mapping[str, Schema] = {
-    "messages": {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                "role": {"type": "string"},
-                "content": {"type": ["string", "array"], "items": _BLOCK},
-            },
-            "required": ["role"],
-        },
-    },
+    "messages": lists(
+        objects({"role": TEXT, "content": {**lists(_BLOCK), "type": ["string", "array"]}}, "role")
+    ),
     "system": BLOCKS,
-    "tools": {
-        "type": ["array", "null"],
-        "maxItems": MAX_TOOLS,
-        "items": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "description": STRING,
-                "input_schema": {"type": "object"},
-                "strict": BOOLEAN,
-                "defer_loading": BOOLEAN,
-            },
-            "required": ["name", "input_schema"],
-        },
-    },
+    "tools": or_null(
+        lists(
+            objects(
+                {"name": TEXT, "description": STRING, "input_schema": ANY_OBJECT}
+                | of_kind(BOOLEAN, "strict defer_loading"),
+                "name",
+                "input_schema",
+            ),
+            MAX_TOOLS,
+        )
+    ),
     "tool_choice": {**TOOL_CHOICE, "type": ["object", "null"]},
-    "thinking": {
-        "type": ["object", "null"],
-        "properties": {"type": {"type": "string"}, "budget_tokens": INTEGER, "display": STRING},
-    },
-    "output_config": {"type": ["object", "null"], "properties": {"effort": STRING, "format": OBJECT}},
+    "thinking": or_null(objects({"type": TEXT, "budget_tokens": INTEGER, "display": STRING})),
+    "output_config": or_null(objects({"effort": STRING, "format": OBJECT})),
     "chat_template_kwargs": TEMPLATE_OPTIONS,
 }
 MESSAGES_API: Mapping[str, Schema] = {
     **COUNTED_MESSAGES,
-    "max_tokens": INTEGER,
+    **of_kind(INTEGER, "max_tokens top_k"),
     "stream": STREAM,
     "stop_sequences": STOP_SEQUENCES,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INTEGER,
+    **of_kind(NUMBER, "temperature top_p"),
     "metadata": OBJECT,
     "watermarking": BOOLEAN,
     "vllm_xargs": XARGS,
@@ -165,7 +126,7 @@ COMPLETION: Mapping[str, Schema] = {
     "prompt": {
         "description": TEXTS["description"],
         "type": ["string", "array", "null"],
-        "items": {"type": ["string", "integer", "array"], "items": {"type": "integer", "minimum": 0}},
+        "items": {**TOKEN_IDS, "type": ["string", "integer", "array"]},
     },
     "suffix": STRING,
     "stream": STREAM,
@@ -175,24 +136,10 @@ COMPLETION: Mapping[str, Schema] = {
 CHAT_BATCH: Mapping[str, Schema] = {
     **SAMPLING,
     **_TEMPLATE,
-    "messages": {"type": "array", "items": MESSAGES, "description": "a list of chats"},
-    "max_completion_tokens": INTEGER,
-    "logprobs": BOOLEAN,
-    "top_logprobs": INTEGER,
-    "tool_choice": STRING,
-    "include_reasoning": BOOLEAN,
-    "early_stopping": BOOLEAN,
-    "guided_decoding_backend": STRING,
-}
-POOLING: Mapping[str, Schema] = {
-    **_TEMPLATE,
-    "input": TEXTS,
-    "messages": MESSAGES_OR_CHATS,
-    "encoding_format": {"type": "string", "enum": ["float", "base64", "bytes_only"]},
-    "dimensions": INTEGER,
-    "truncate_prompt_tokens": INTEGER,
-    "priority": {"type": "integer"},
-    "user": STRING,
+    "messages": {**lists(MESSAGES), "description": "a list of chats"},
+    **of_kind(INTEGER, "max_completion_tokens top_logprobs"),
+    **of_kind(BOOLEAN, "logprobs include_reasoning early_stopping"),
+    **of_kind(STRING, "tool_choice guided_decoding_backend"),
 }
 CLASSIFY: Mapping[str, Schema] = {
     **_TEMPLATE,
@@ -201,125 +148,79 @@ CLASSIFY: Mapping[str, Schema] = {
     "truncate_prompt_tokens": INTEGER,
     "user": STRING,
 }
+POOLING: Mapping[str, Schema] = {
+    **CLASSIFY,
+    "encoding_format": {**TEXT, "enum": ["float", "base64", "bytes_only"]},
+    "dimensions": INTEGER,
+    "priority": WHOLE,
+}
 SCORE: Mapping[str, Schema] = {
-    **dict.fromkeys(("queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"), SCORED),
+    **of_kind(SCORED, "queries documents items data_1 data_2 text_1 text_2"),
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
 }
 RERANK: Mapping[str, Schema] = {
-    "query": SCORED,
-    "documents": SCORED,
-    "top_n": {"type": "integer"},
+    **of_kind(SCORED, "query documents"),
+    "top_n": WHOLE,
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
 }
 SOUND: Mapping[str, Schema] = {
-    "file": {"type": "string", "format": "binary"},
-    "model": STRING,
-    "language": STRING,
-    "to_language": STRING,
-    "prompt": STRING,
-    "response_format": STRING,
-    "timestamp_granularities[]": STRING,
+    "file": {**TEXT, "format": "binary"},
+    **of_kind(STRING, "model language to_language prompt response_format timestamp_granularities[]"),
     "stream": STREAM,
-    "stream_include_usage": BOOLEAN,
-    "stream_continuous_usage_stats": BOOLEAN,
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INTEGER,
-    "min_p": NUMBER,
-    "seed": INTEGER,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "repetition_penalty": NUMBER,
-    "max_completion_tokens": INTEGER,
+    **of_kind(BOOLEAN, "stream_include_usage stream_continuous_usage_stats"),
+    **of_kind(NUMBER, "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty"),
+    **of_kind(INTEGER, "top_k seed max_completion_tokens"),
 }
 TOKENIZE: Mapping[str, Schema] = {
     **_TEMPLATE,
-    "prompt": {"type": "string"},
+    "prompt": TEXT,
     "messages": MESSAGES,
-    "add_special_tokens": {"type": "boolean"},
+    "add_special_tokens": TRUTH,
     "return_token_strs": BOOLEAN,
     "tools": TOOLS,
 }
 DETOKENIZE: Mapping[str, Schema] = {"tokens": TOKEN_IDS}
 
 # Answers of vLLM, with the fields that clients read.
-USAGE: Schema = {
-    "type": ["object", "null"],
-    "properties": {
-        name: {"type": ["integer", "null"]} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-    },
-}
+USAGE = or_null(objects(of_kind(INTEGER, "prompt_tokens completion_tokens total_tokens")))
 
 
 def listed(key: str, **others: Schema) -> Schema:
     """Return the schema of an answer with a list of objects under `key`."""
-    properties = {
-        "id": {"type": "string"},
-        "model": {"type": "string"},
-        key: {"type": "array", "items": {"type": "object"}},
-        "usage": USAGE,
-        **others,
-    }
-    return {"type": "object", "properties": properties, "required": [key]}
+    return objects({"id": TEXT, "model": TEXT, key: lists(ANY_OBJECT), "usage": USAGE, **others}, key)
 
 
-GENERATED = listed("choices", object={"type": "string"}, created={"type": "integer"})
-POOLED = listed("data", object={"type": "string"}, created={"type": "integer"})
+GENERATED = listed("choices", object=TEXT, created=WHOLE)
+POOLED = listed("data", object=TEXT, created=WHOLE)
 RANKED = listed("results")
-WRITTEN: Schema = {"type": "object", "properties": {"text": {"type": "string"}}}
-TOKENS: Schema = {
-    "type": "object",
-    "properties": {
-        "count": {"type": "integer"},
-        "max_model_len": {"type": "integer"},
-        "tokens": TOKEN_IDS,
-        "token_strs": STRINGS,
+WRITTEN = objects({"text": TEXT})
+TOKENS = objects(
+    {"count": WHOLE, "max_model_len": WHOLE, "tokens": TOKEN_IDS, "token_strs": STRINGS},
+    "count",
+    "max_model_len",
+    "tokens",
+)
+ANSWERED = objects(
+    {
+        **of_kind(TEXT, "id object status model"),
+        "output": lists(ANY_OBJECT),
+        "usage": or_null(objects(of_kind(WHOLE, "input_tokens output_tokens total_tokens"))),
     },
-    "required": ["count", "max_model_len", "tokens"],
-}
-ANSWERED: Schema = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "object": {"type": "string"},
-        "status": {"type": "string"},
-        "model": {"type": "string"},
-        "output": {"type": "array", "items": {"type": "object"}},
-        "usage": {
-            "type": ["object", "null"],
-            "properties": {
-                name: {"type": "integer"} for name in ("input_tokens", "output_tokens", "total_tokens")
-            },
-        },
+    *("id", "object", "status", "output"),
+)
+MESSAGE = objects(
+    {
+        "id": TEXT,
+        "type": {**TEXT, "enum": ["message"]},
+        "role": {**TEXT, "enum": ["assistant"]},
+        "model": TEXT,
+        "content": lists(ANY_OBJECT),
+        **of_kind(STRING, "stop_reason stop_sequence"),
+        "usage": objects(of_kind(WHOLE, "input_tokens output_tokens")),
     },
-    "required": ["id", "object", "status", "output"],
-}
-MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "type": {"type": "string", "enum": ["message"]},
-        "role": {"type": "string", "enum": ["assistant"]},
-        "model": {"type": "string"},
-        "content": {"type": "array", "items": {"type": "object"}},
-        "stop_reason": STRING,
-        "stop_sequence": STRING,
-        "usage": {
-            "type": "object",
-            "properties": {name: {"type": "integer"} for name in ("input_tokens", "output_tokens")},
-        },
-    },
-    "required": ["id", "type", "role", "model", "content", "usage"],
-}
-NUM_TOKENS: Schema = {
-    "type": "object",
-    "properties": {"input_tokens": {"type": "integer"}},
-    "required": ["input_tokens"],
-}
-TEXT_OF_TOKENS: Schema = {
-    "type": "object",
-    "properties": {"prompt": {"type": "string"}},
-    "required": ["prompt"],
-}
+    *("id", "type", "role", "model", "content", "usage"),
+)
+NUM_TOKENS = objects({"input_tokens": WHOLE}, "input_tokens")
+TEXT_OF_TOKENS = objects({"prompt": TEXT}, "prompt")

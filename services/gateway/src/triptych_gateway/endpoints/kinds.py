@@ -5,6 +5,7 @@ error objects. So kinds and numbers are bounded here before vLLM sees them.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from triptych_gateway.endpoints.endpoint import Schema
 
@@ -20,37 +21,58 @@ MAX_ID_CHARS = 20  # of a token id that is a key
 MAX_TEMPLATE_OPTIONS, MAX_TEMPLATE_OPTION_CHARS = 32, 1024
 MAX_TOOLS = 512
 
-BOOLEAN: Schema = {"type": ["boolean", "null"]}
-INTEGER: Schema = {"type": ["integer", "null"]}
+
+def of_kind(kind: Schema, names: str) -> dict[str, Schema]:
+    """Return fields of one kind, by `names` with spaces between them."""
+    return dict.fromkeys(names.split(), kind)
+
+
+def objects(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """Return the schema of an object."""
+    return {"type": "object", "properties": properties} | ({"required": [*required]} if required else {})
+
+
+def or_null(schema: Schema) -> Schema:
+    """Return `schema` with null as another value."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def lists(items: Schema, max_items: int | None = None) -> Schema:
+    """Return the schema of a list, which may be bounded."""
+    bound: dict[str, Any] = {} if max_items is None else {"maxItems": max_items}
+    return {"type": "array", "items": items, **bound}
+
+
+TRUTH: Schema = {"type": "boolean"}
+WHOLE: Schema = {"type": "integer"}
+TEXT: Schema = {"type": "string"}
+ANY_OBJECT: Schema = {"type": "object"}
+BOOLEAN, INTEGER, STRING, OBJECT = or_null(TRUTH), or_null(WHOLE), or_null(TEXT), or_null(ANY_OBJECT)
 NUMBER: Schema = {"type": ["number", "null"]}
-STRING: Schema = {"type": ["string", "null"]}
-OBJECT: Schema = {"type": ["object", "null"]}
-STRINGS: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
+STRINGS = or_null(lists(TEXT))
 FORMAT: Schema = {"type": ["string", "object", "null"]}
 STOP: Schema = {
+    **lists({**TEXT, "maxLength": MAX_STOP_CHARS}, MAX_STOPS),
     "type": ["string", "array", "null"],
-    "items": {"type": "string", "maxLength": MAX_STOP_CHARS},
-    "maxItems": MAX_STOPS,
     "maxLength": MAX_STOP_CHARS,
 }
 STOP_SEQUENCES: Schema = {**STOP, "type": ["array", "null"]}
 LOGIT_BIAS: Schema = {
-    "type": ["object", "null"],
+    **OBJECT,
     "additionalProperties": {"type": "number"},
     "propertyNames": {"maxLength": MAX_ID_CHARS},
     "maxProperties": MAX_LOGIT_BIAS_TOKENS,
 }
 XARGS: Schema = {
-    "type": ["object", "null"],
+    **OBJECT,
     "additionalProperties": {
+        **lists({"type": ["string", "number"]}, 1024),
         "type": ["string", "number", "array"],
-        "items": {"type": ["string", "number"]},
-        "maxItems": 1024,
     },
     "maxProperties": 64,
 }
 TEMPLATE_OPTIONS: Schema = {
-    "type": ["object", "null"],
+    **OBJECT,
     "description": "values that the model's template reads",
     "additionalProperties": {
         "type": ["string", "number", "boolean", "null"],
@@ -60,170 +82,87 @@ TEMPLATE_OPTIONS: Schema = {
     "maxProperties": MAX_TEMPLATE_OPTIONS,
 }
 # Their cost is another matter than their kinds: structured outputs are bounded where they are compiled.
-STRUCTURED: Schema = {
-    "type": ["object", "null"],
-    "properties": {
-        "regex": STRING,
-        "choice": STRINGS,
-        "grammar": STRING,
-        "json_object": BOOLEAN,
-        "json": FORMAT,
-        "structural_tag": FORMAT,
-        "disable_any_whitespace": BOOLEAN,
-        "disable_additional_properties": BOOLEAN,
-        "whitespace_pattern": STRING,
-    },
-}
-RESPONSE_FORMAT: Schema = {
-    "type": ["object", "null"],
-    "properties": {
-        "type": {"type": "string"},
-        "json_schema": {
-            "type": ["object", "null"],
-            "properties": {
-                "name": {"type": "string"},
-                "description": STRING,
-                "schema": OBJECT,
-                "json_schema": OBJECT,
-                "strict": BOOLEAN,
-            },
-        },
-        "structures": {
-            "type": ["array", "null"],
-            "maxItems": 256,
-            "items": {
-                "type": "object",
-                "properties": {"begin": {"type": "string"}, "end": {"type": "string"}, "schema": OBJECT},
-            },
-        },
-        "triggers": {**STRINGS, "maxItems": 256},
-    },
-}
-STREAM_OPTIONS: Schema = {
-    "type": ["object", "null"],
-    "properties": {"include_usage": BOOLEAN, "continuous_usage_stats": BOOLEAN},
-}
-REPETITION: Schema = {
-    "type": ["object", "null"],
-    "properties": dict.fromkeys(("max_pattern_size", "min_pattern_size", "min_count"), INTEGER),
-}
-_FUNCTION: Schema = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "description": STRING,
-        "parameters": OBJECT,
-        "strict": BOOLEAN,
-        "defer_loading": BOOLEAN,
-    },
-    "required": ["name"],
-}
-TOOLS: Schema = {
-    "type": ["array", "null"],
-    "maxItems": MAX_TOOLS,
-    "items": {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "enum": ["function"]},
-            "function": _FUNCTION,
-            "defer_loading": BOOLEAN,
-        },
-        "required": ["function"],
-    },
-}
+STRUCTURED = or_null(
+    objects(
+        of_kind(STRING, "regex grammar whitespace_pattern")
+        | of_kind(BOOLEAN, "json_object disable_any_whitespace disable_additional_properties")
+        | of_kind(FORMAT, "json structural_tag")
+        | {"choice": STRINGS}
+    )
+)
+_JSON_SCHEMA = objects(
+    {"name": TEXT, "description": STRING, "schema": OBJECT, "json_schema": OBJECT, "strict": BOOLEAN}
+)
+RESPONSE_FORMAT = or_null(
+    objects(
+        {
+            "type": TEXT,
+            "json_schema": or_null(_JSON_SCHEMA),
+            "structures": or_null(lists(objects({"begin": TEXT, "end": TEXT, "schema": OBJECT}), 256)),
+            "triggers": {**STRINGS, "maxItems": 256},
+        }
+    )
+)
+STREAM_OPTIONS = or_null(objects(of_kind(BOOLEAN, "include_usage continuous_usage_stats")))
+REPETITION = or_null(objects(of_kind(INTEGER, "max_pattern_size min_pattern_size min_count")))
+_FUNCTION = objects(
+    {"name": TEXT, "description": STRING, "parameters": OBJECT, "strict": BOOLEAN, "defer_loading": BOOLEAN},
+    "name",
+)
+_TOOL = objects(
+    {"type": {**TEXT, "enum": ["function"]}, "function": _FUNCTION, "defer_loading": BOOLEAN}, "function"
+)
+TOOLS = or_null(lists(_TOOL, MAX_TOOLS))
 TOOL_CHOICE: Schema = {
     "type": ["string", "object", "null"],
     "properties": {
-        "type": {"type": "string"},
+        "type": TEXT,
         "name": STRING,
-        "function": {"type": ["object", "null"], "properties": {"name": {"type": "string"}}},
+        "function": or_null(objects({"name": TEXT})),
         "disable_parallel_tool_use": BOOLEAN,
         "mode": STRING,
-        "tools": {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MAX_TOOLS},
+        "tools": or_null(lists(ANY_OBJECT, MAX_TOOLS)),
     },
 }
-_CALL: Schema = {
-    "type": ["object", "null"],
-    "properties": {"name": STRING, "arguments": {"type": ["string", "object", "null"]}},
-}
-TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_CALL = or_null(objects({"name": STRING, "arguments": FORMAT}))
+TOKEN_IDS = lists({**WHOLE, "minimum": 0})
 TEXTS: Schema = {
     "description": "text, token ids, or a list of either",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        TOKEN_IDS,
-        {"type": "array", "items": TOKEN_IDS},
-    ],
+    "anyOf": [TEXT, lists(TEXT), TOKEN_IDS, lists(TOKEN_IDS)],
 }
-_MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string"},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "object"}},
-                {"type": "null"},
-            ]
-        },
-        "name": {"type": "string"},
-        "tool_call_id": STRING,
-        "refusal": STRING,
-        "reasoning": STRING,
-        "reasoning_content": STRING,
-        "audio": {"type": ["object", "null"], "properties": {"id": {"type": "string"}}, "required": ["id"]},
+_MESSAGE = objects(
+    {
+        "role": TEXT,
+        "content": {"anyOf": [TEXT, lists(ANY_OBJECT), {"type": "null"}]},
+        "name": TEXT,
+        **of_kind(STRING, "tool_call_id refusal reasoning reasoning_content"),
+        "audio": or_null(objects({"id": TEXT}, "id")),
         "function_call": _CALL,
-        "tool_calls": {
-            "type": ["array", "null"],
-            "items": {
-                "type": "object",
-                "properties": {"id": STRING, "type": STRING, "function": _CALL},
-            },
-        },
+        "tool_calls": or_null(lists(objects({"id": STRING, "type": STRING, "function": _CALL}))),
         "tools": TOOLS,
     },
-    "required": ["role"],
-}
-MESSAGES: Schema = {"type": "array", "items": _MESSAGE}
+    "role",
+)
+MESSAGES = lists(_MESSAGE)
 MESSAGES_OR_CHATS: Schema = {
     "type": ["array", "string", "null"],
     "items": {**_MESSAGE, "type": ["object", "array"], "items": _MESSAGE},
 }
 SCORED: Schema = {
     "description": "text, or an object whose `content` is a list of text parts; or a list of these",
-    "anyOf": [
-        {"type": "string"},
-        {"type": "object"},
-        {"type": "array", "items": {"type": ["string", "object"]}},
-    ],
+    "anyOf": [TEXT, ANY_OBJECT, lists({"type": ["string", "object"]})],
 }
-STREAM: Schema = {"type": ["boolean", "null"], "description": "answer by server-sent events"}
+STREAM: Schema = {**BOOLEAN, "description": "answer by server-sent events"}
 
 SAMPLED: Mapping[str, Schema] = {
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": INTEGER,
-    "min_p": NUMBER,
-    "seed": INTEGER,
+    **of_kind(NUMBER, "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty"),
+    **of_kind(INTEGER, "top_k seed"),
     "stop": STOP,
-    "stop_token_ids": {
-        "type": ["array", "null"],
-        "items": {"type": "integer"},
-        "maxItems": MAX_STOP_TOKEN_IDS,
-    },
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "repetition_penalty": NUMBER,
+    "stop_token_ids": or_null(lists(WHOLE, MAX_STOP_TOKEN_IDS)),
     "logit_bias": LOGIT_BIAS,
-    "ignore_eos": BOOLEAN,
-    "include_stop_str_in_output": BOOLEAN,
-    "skip_special_tokens": BOOLEAN,
-    "watermarking": BOOLEAN,
+    **of_kind(BOOLEAN, "ignore_eos include_stop_str_in_output skip_special_tokens watermarking"),
     "structured_outputs": STRUCTURED,
-    "priority": {"type": "integer"},
-    "user": STRING,
-    "session_id": STRING,
-    "request_id": STRING,
+    "priority": WHOLE,
+    **of_kind(STRING, "user session_id request_id"),
     "vllm_xargs": XARGS,
 }

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind, Schema
+from triptych_gateway.endpoints.kinds import ANY_OBJECT, TEXT, WHOLE
 
 
 class ErrorFields(BaseModel):
@@ -129,28 +130,25 @@ class ReadyReport(BaseModel):
 FILES_PATH = "/v1/files"
 UI_PATH = "/ui"
 _JSON = "application/json"
-_TEXT: Schema = {"type": "string"}
-_BYTES: Schema = {"type": "string", "format": "binary"}
+_BYTES: Schema = {**TEXT, "format": "binary"}
+_PURPOSE: Schema = {**TEXT, "enum": ["vision", "user_data"]}
 
-LIST_MODELS = Endpoint(
-    "/v1/models",
-    EndpointKind.LOCAL,
-    "models",
-    "The models that are served",
-    methods=("GET",),
-    form=BodyForm.NONE,
-    answer=ModelList,
-)
-GET_MODEL = Endpoint(
-    "/v1/models/{model:path}",
-    EndpointKind.LOCAL,
-    "models",
-    "One model",
-    methods=("GET",),
-    form=BodyForm.NONE,
-    answer=ModelCard,
-    error_statuses=(404,),
-)
+
+def _get(path: str, tag: str, summary: str, answer: type[BaseModel] | Schema | None = None) -> Endpoint:
+    return Endpoint(
+        path, EndpointKind.LOCAL, tag, summary, methods=("GET",), form=BodyForm.NONE, answer=answer
+    )
+
+
+def _status(
+    path: str, summary: str, answer: type[BaseModel] | Schema | None = None, answer_type: str = ""
+) -> Endpoint:
+    """Return an endpoint that operators and balancers call without a key."""
+    return replace(_get(path, "status", summary, answer), answer_type=answer_type, needs_key=False)
+
+
+LIST_MODELS = _get("/v1/models", "models", "The models that are served", ModelList)
+GET_MODEL = replace(_get("/v1/models/{model:path}", "models", "One model", ModelCard), error_statuses=(404,))
 UPLOAD_FILE = Endpoint(
     FILES_PATH,
     EndpointKind.LOCAL,
@@ -159,81 +157,36 @@ UPLOAD_FILE = Endpoint(
     form=BodyForm.FORM,
     passed_fields={
         "file": _BYTES,
-        "purpose": {"type": "string", "enum": ["vision", "user_data"]},
-        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-        "expires_after[seconds]": {"type": "integer"},
+        "purpose": _PURPOSE,
+        "expires_after[anchor]": {**TEXT, "enum": ["created_at"]},
+        "expires_after[seconds]": WHOLE,
     },
     answer=FileObject,
     required=("file", "purpose"),
     error_statuses=(400, 403, 404, 408, 413, 429, 503),
     takes_media=True,
 )
-LIST_FILES = Endpoint(
-    FILES_PATH,
-    EndpointKind.LOCAL,
-    "files",
-    "The key's files",
-    methods=("GET",),
-    form=BodyForm.NONE,
+LIST_FILES = replace(
+    _get(FILES_PATH, "files", "The key's files", FileList),
     query={
-        "after": _TEXT,
-        "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
-        "order": {"type": "string", "enum": ["asc", "desc"]},
-        "purpose": {"type": "string", "enum": ["vision", "user_data"]},
+        "after": TEXT,
+        "limit": {**WHOLE, "minimum": 1, "maximum": 10_000},
+        "order": {**TEXT, "enum": ["asc", "desc"]},
+        "purpose": _PURPOSE,
     },
-    answer=FileList,
     error_statuses=(400, 404, 429, 503),
 )
-GET_FILE = Endpoint(
-    FILES_PATH + "/{file_id}",
-    EndpointKind.LOCAL,
-    "files",
-    "One file",
-    methods=("GET",),
-    form=BodyForm.NONE,
-    answer=FileObject,
-    error_statuses=(404, 429, 503),
+GET_FILE = replace(
+    _get(FILES_PATH + "/{file_id}", "files", "One file", FileObject), error_statuses=(404, 429, 503)
 )
-DELETE_FILE = Endpoint(
-    FILES_PATH + "/{file_id}",
-    EndpointKind.LOCAL,
-    "files",
-    "Delete a file",
-    methods=("DELETE",),
-    form=BodyForm.NONE,
-    answer=DeletedFile,
-    error_statuses=(404, 429, 503),
-)
-FILE_CONTENT = Endpoint(
-    FILES_PATH + "/{file_id}/content",
-    EndpointKind.LOCAL,
-    "files",
-    "A file's bytes",
-    methods=("GET",),
-    form=BodyForm.NONE,
+DELETE_FILE = replace(GET_FILE, summary="Delete a file", methods=("DELETE",), answer=DeletedFile)
+FILE_CONTENT = replace(
+    GET_FILE,
+    path=FILES_PATH + "/{file_id}/content",
+    summary="A file's bytes",
     answer=_BYTES,
     answer_type="application/octet-stream",
-    error_statuses=(404, 429, 503),
 )
-
-
-def _status(
-    path: str, summary: str, answer: type[BaseModel] | Schema | None = None, answer_type: str = ""
-) -> Endpoint:
-    """Return an endpoint that operators and balancers call without a key."""
-    return Endpoint(
-        path,
-        EndpointKind.LOCAL,
-        "status",
-        summary,
-        methods=("GET",),
-        form=BodyForm.NONE,
-        answer=answer,
-        answer_type=answer_type,
-        needs_key=False,
-    )
-
-
 HEALTH = replace(_status("/health", "200 when requests are served, else 503; empty"), error_statuses=(503,))
 PING = replace(HEALTH, path="/ping", methods=("GET", "POST"), summary="The same as /health")
 LIVE = _status("/health/live", "The process runs", LiveReport, _JSON)
@@ -242,25 +195,20 @@ READY = replace(
     error_statuses=(503,),
 )
 VERSION = _status("/version", "The gateway's version", VersionAnswer, _JSON)
-METRICS = _status("/metrics", "Metrics for Prometheus", _TEXT, "text/plain")
-OPENAPI = _status("/openapi.json", "This description", {"type": "object"}, _JSON)
-DOCS = _status("/docs", "This description, for people", _TEXT, "text/html")
+METRICS = _status("/metrics", "Metrics for Prometheus", TEXT, "text/plain")
+OPENAPI = _status("/openapi.json", "This description", ANY_OBJECT, _JSON)
+DOCS = _status("/docs", "This description, for people", TEXT, "text/html")
 UI_PAGE = replace(
-    _status(UI_PATH, "A page that shows what the gateway sees, where it is enabled", _TEXT, "text/html"),
+    _status(UI_PATH, "A page that shows what the gateway sees, where it is enabled", TEXT, "text/html"),
     tag="page",
     error_statuses=(404,),
 )
 UI_FILE = replace(
     UI_PAGE, path=UI_PATH + "/{file}", summary="A file of that page", answer=_BYTES, answer_type="*/*"
 )
-UI_SNAPSHOT = Endpoint(
-    UI_PATH + "/api/snapshot",
-    EndpointKind.LOCAL,
-    "page",
-    "What the page shows: instances, load, recent requests",
-    methods=("GET",),
-    form=BodyForm.NONE,
-    answer={"type": "object", "required": ["system", "requests"]},
+UI_SNAPSHOT = replace(
+    _get(UI_PATH + "/api/snapshot", "page", "What the page shows: instances, load, recent requests"),
+    answer={**ANY_OBJECT, "required": ["system", "requests"]},
     error_statuses=(404,),
 )
 UI_EVENTS = replace(
@@ -270,4 +218,9 @@ UI_EVENTS = replace(
     answer=StreamedEvent,
     answer_type="text/event-stream",
     error_statuses=(404, 429),
+)
+LOCAL = (
+    *(LIST_MODELS, GET_MODEL, UPLOAD_FILE, LIST_FILES, GET_FILE, DELETE_FILE, FILE_CONTENT),
+    *(HEALTH, PING, LIVE, READY, VERSION, METRICS, OPENAPI, DOCS),
+    *(UI_PAGE, UI_FILE, UI_SNAPSHOT, UI_EVENTS),
 )

@@ -25,7 +25,6 @@ _REF = "#/components/schemas/{model}"
 
 
 def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """Return the document for this version of the gateway."""
     schemas: dict[str, Any] = {}
     errors = {
         ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),
@@ -52,7 +51,6 @@ def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
 
 
 def statuses_of(endpoint: Endpoint) -> list[int]:
-    """Return the status codes of the endpoint's errors."""
     statuses = {*endpoint.error_statuses, *(FORWARDED_ERRORS if endpoint.is_forwarded else ())}
     return sorted({*statuses, *((401,) if endpoint.needs_key else ()), 500})
 

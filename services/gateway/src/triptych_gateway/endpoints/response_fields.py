@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from triptych_gateway.endpoints.endpoint import Schema
 from triptych_gateway.endpoints.kinds import (
+    ANY_OBJECT,
     BOOLEAN,
     INTEGER,
     MAX_TOOLS,
@@ -17,112 +18,82 @@ from triptych_gateway.endpoints.kinds import (
     STRING,
     STRINGS,
     TEMPLATE_OPTIONS,
+    TEXT,
     TOOL_CHOICE,
+    WHOLE,
+    lists,
+    objects,
+    of_kind,
+    or_null,
 )
 
 _STATUSES = ["in_progress", "completed", "incomplete"]
-_STATUS_OR_NULL: Schema = {"type": ["string", "null"], "enum": [*_STATUSES, None]}
-_TEXT: Schema = {"type": "string"}
-_LOGPROB: Mapping[str, Schema] = {
-    "token": _TEXT,
-    "logprob": {"type": "number"},
-    "bytes": {"type": "array", "items": {"type": "integer"}, "maxItems": 64},
-}
-_PART: Schema = {
-    "type": "object",
-    "properties": {
-        "type": _TEXT,
-        "text": _TEXT,
-        "refusal": _TEXT,
+_STATUS_OR_NULL: Schema = {**STRING, "enum": [*_STATUSES, None]}
+_LOGPROB: Mapping[str, Schema] = {"token": TEXT, "logprob": {"type": "number"}, "bytes": lists(WHOLE, 64)}
+_PART = objects(
+    {
+        **of_kind(TEXT, "type text refusal"),
         # Of an answer that is sent again, and read by nothing: vLLM's unions would try each as nine kinds.
         "annotations": {"type": "array", "maxItems": 0},
-        "logprobs": {
-            "type": ["array", "null"],
-            "items": {
-                "type": "object",
-                "properties": {
-                    **_LOGPROB,
-                    "top_logprobs": {
-                        "type": "array",
-                        "maxItems": 32,
-                        "items": {
-                            "type": "object",
-                            "properties": _LOGPROB,
-                            "required": ["token", "logprob"],
-                        },
-                    },
-                },
-                "required": ["token", "logprob"],
-            },
-        },
-        "prompt_cache_breakpoint": {
-            "type": "object",
-            "properties": {"mode": {"type": "string", "enum": ["explicit"]}},
-            "required": ["mode"],
-        },
-    },
-}
+        "logprobs": or_null(
+            lists(
+                objects(
+                    {**_LOGPROB, "top_logprobs": lists(objects(_LOGPROB, "token", "logprob"), 32)},
+                    "token",
+                    "logprob",
+                )
+            )
+        ),
+        "prompt_cache_breakpoint": objects({"mode": {**TEXT, "enum": ["explicit"]}}, "mode"),
+    }
+)
 _PARTS: Schema = {"type": ["string", "array"], "items": _PART}
 
 
 def _kind(kind: str, /, required: tuple[str, ...], **properties: Schema) -> Schema:
     """Return the schema of an object of type `kind`; required fields without a property are text."""
-    return {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "enum": [kind]},
-            **dict.fromkeys(required, _TEXT),
-            **properties,
-        },
-        "required": list(required),
-    }
+    texts = dict.fromkeys(required, TEXT)
+    return objects({"type": {**TEXT, "enum": [kind]}, **texts, **properties}, *required)
 
 
-def _texts(kind: str) -> Schema:
-    return {"type": ["array", "null"], "items": _kind(kind, ("text",))}
+def _any_kind(*kinds: Schema) -> Schema:
+    """Return the schema of an object that is one of `kinds`, by its type."""
+    return {**ANY_OBJECT, "discriminator": {"propertyName": "type"}, "oneOf": [*kinds]}
 
 
-_ITEM: Schema = {
-    "type": "object",
-    "discriminator": {"propertyName": "type"},
-    "oneOf": [
-        _kind(
-            "message",
-            ("role", "content"),
-            role={"type": "string", "enum": ["user", "assistant", "system", "developer"]},
-            content=_PARTS,
-            id=_TEXT,
-            status={"type": "string", "enum": _STATUSES},
-            phase={"type": ["string", "null"], "enum": ["commentary", "final_answer", None]},
-        ),
-        _kind(
-            "function_call",
-            ("call_id", "name", "arguments"),
-            id=STRING,
-            namespace=STRING,
-            status=_STATUS_OR_NULL,
-        ),
-        _kind("custom_tool_call", ("call_id", "name", "input"), id=STRING, namespace=STRING, status=STRING),
-        _kind(
-            "function_call_output",
-            ("call_id", "output"),
-            output=_PARTS,
-            id=STRING,
-            name=STRING,
-            status=_STATUS_OR_NULL,
-        ),
-        _kind("custom_tool_call_output", ("call_id", "output"), output=_PARTS, id=_TEXT, status=STRING),
-        _kind(
-            "reasoning",
-            ("summary",),
-            summary={**_texts("summary_text"), "type": "array"},
-            content=_texts("reasoning_text"),
-            id=_TEXT,
-            encrypted_content=STRING,
-            status=_STATUS_OR_NULL,
-        ),
-    ],
-}
+_ITEM = _any_kind(
+    _kind(
+        "message",
+        ("role", "content"),
+        role={**TEXT, "enum": ["user", "assistant", "system", "developer"]},
+        content=_PARTS,
+        id=TEXT,
+        status={**TEXT, "enum": _STATUSES},
+        phase={**STRING, "enum": ["commentary", "final_answer", None]},
+    ),
+    _kind(
+        "function_call", ("call_id", "name", "arguments"), id=STRING, namespace=STRING, status=_STATUS_OR_NULL
+    ),
+    _kind("custom_tool_call", ("call_id", "name", "input"), id=STRING, namespace=STRING, status=STRING),
+    _kind(
+        "function_call_output",
+        ("call_id", "output"),
+        output=_PARTS,
+        id=STRING,
+        name=STRING,
+        status=_STATUS_OR_NULL,
+    ),
+    _kind("custom_tool_call_output", ("call_id", "output"), output=_PARTS, id=TEXT, status=STRING),
+    _kind(
+        "reasoning",
+        ("summary",),
+        summary=lists(_kind("summary_text", ("text",))),
+        content=or_null(lists(_kind("reasoning_text", ("text",)))),
+        id=TEXT,
+        encrypted_content=STRING,
+        status=_STATUS_OR_NULL,
+    ),
+)
 ITEM_TYPES = tuple(kind["properties"]["type"]["enum"][0] for kind in _ITEM["oneOf"])
 _FUNCTION_TOOL = _kind(
     "function", ("name",), description=STRING, parameters=OBJECT, strict=BOOLEAN, defer_loading=BOOLEAN
@@ -130,30 +101,13 @@ _FUNCTION_TOOL = _kind(
 _CUSTOM_TOOL = _kind(
     "custom",
     ("name",),
-    description={"type": "string"},
-    format={
-        "type": ["object", "null"],
-        "properties": {"type": {"type": "string", "enum": ["text", "grammar"]}, "syntax": _TEXT},
-        "required": ["type"],
-    },
+    description=TEXT,
+    format=or_null(objects({"type": {**TEXT, "enum": ["text", "grammar"]}, "syntax": TEXT}, "type")),
     defer_loading=BOOLEAN,
 )
-
-
-def _tools(*kinds: Schema) -> Schema:
-    return {
-        "type": ["array", "null"],
-        "maxItems": MAX_TOOLS,
-        "items": {"type": "object", "discriminator": {"propertyName": "type"}, "oneOf": [*kinds]},
-    }
-
-
-_TOOLS_OF_SPACE: Schema = {**_tools(_FUNCTION_TOOL, _CUSTOM_TOOL), "type": "array"}
-_RESPONSE_TOOLS = _tools(
-    _FUNCTION_TOOL,
-    _CUSTOM_TOOL,
-    _kind("namespace", ("name", "description", "tools"), tools=_TOOLS_OF_SPACE),
-)
+_TOOLS_OF_SPACE = lists(_any_kind(_FUNCTION_TOOL, _CUSTOM_TOOL), MAX_TOOLS)
+_SPACE = _kind("namespace", ("name", "description", "tools"), tools=_TOOLS_OF_SPACE)
+_TEXT_FORMAT = {"type": TEXT, "name": STRING, "description": STRING, "schema": OBJECT, "strict": BOOLEAN}
 RESPONSE: Mapping[str, Schema] = {
     **SAMPLED,
     "input": {
@@ -161,62 +115,33 @@ RESPONSE: Mapping[str, Schema] = {
         "type": ["string", "array"],
         "items": _ITEM,
     },
-    "instructions": STRING,
     "stream": STREAM,
-    "store": {"type": ["boolean", "null"], "description": "where the instance keeps responses"},
-    "background": BOOLEAN,
-    "previous_response_id": STRING,
-    "max_output_tokens": INTEGER,
-    "max_tool_calls": INTEGER,
+    "store": {**BOOLEAN, "description": "where the instance keeps responses"},
+    **of_kind(INTEGER, "max_output_tokens max_tool_calls top_logprobs"),
     "include": {**STRINGS, "maxItems": 32},
-    "top_logprobs": INTEGER,
     "text": {
-        "type": ["object", "null"],
+        **or_null(objects({"verbosity": STRING, "format": or_null(objects(_TEXT_FORMAT))})),
         "description": "`format`: text, json_object or json_schema",
-        "properties": {
-            "verbosity": STRING,
-            "format": {
-                "type": ["object", "null"],
-                "properties": {
-                    "type": {"type": "string"},
-                    "name": STRING,
-                    "description": STRING,
-                    "schema": OBJECT,
-                    "strict": BOOLEAN,
-                },
-            },
-        },
     },
-    "tools": _RESPONSE_TOOLS,
+    "tools": or_null(lists(_any_kind(_FUNCTION_TOOL, _CUSTOM_TOOL, _SPACE), MAX_TOOLS)),
     "tool_choice": TOOL_CHOICE,
-    "parallel_tool_calls": BOOLEAN,
-    "reasoning": {
-        "type": ["object", "null"],
-        "properties": dict.fromkeys(("effort", "summary", "generate_summary", "context", "mode"), STRING),
-    },
-    "include_reasoning": BOOLEAN,
-    "truncation": {"type": ["string", "null"], "description": "auto or disabled"},
-    "metadata": {
-        "type": ["object", "null"],
-        "additionalProperties": {"type": "string"},
-        "maxProperties": 64,
-    },
-    "service_tier": STRING,
-    "prompt": OBJECT,
-    "prompt_cache_key": STRING,
-    # vLLM 0.33 returns these three in the response and does nothing else with them.
-    "prompt_cache_options": {
-        "type": ["object", "null"],
-        "properties": {
-            **dict.fromkeys(("mode", "ttl", "comparison_response_id"), STRING),
-            "prewarm": BOOLEAN,
-        },
-    },
-    "prompt_cache_retention": STRING,
-    "safety_identifier": STRING,
-    "spaces_between_special_tokens": BOOLEAN,
+    **of_kind(
+        BOOLEAN,
+        "background parallel_tool_calls include_reasoning spaces_between_special_tokens"
+        " enable_response_messages",
+    ),
+    "reasoning": or_null(objects(of_kind(STRING, "effort summary generate_summary context mode"))),
+    "truncation": {**STRING, "description": "auto or disabled"},
+    "metadata": {**OBJECT, "additionalProperties": TEXT, "maxProperties": 64},
+    # vLLM 0.33 returns `prompt_cache_...` and `safety_identifier` in the response, and does nothing else.
+    **of_kind(
+        STRING,
+        "instructions previous_response_id service_tier prompt_cache_key prompt_cache_retention"
+        " safety_identifier",
+    ),
+    "prompt_cache_options": or_null(
+        objects({**of_kind(STRING, "mode ttl comparison_response_id"), "prewarm": BOOLEAN})
+    ),
+    **of_kind(OBJECT, "prompt mm_processor_kwargs media_io_kwargs"),
     "chat_template_kwargs": TEMPLATE_OPTIONS,
-    "mm_processor_kwargs": OBJECT,
-    "media_io_kwargs": OBJECT,
-    "enable_response_messages": BOOLEAN,
 }

@@ -1,41 +1,29 @@
 """Table of all endpoints.
 
-A forwarded endpoint needs an entry here and nothing else. One that the gateway answers itself is described in
-`local_endpoints`, listed here, and served by a module of `routes/`.
+A forwarded endpoint needs an entry here and nothing else. One that the gateway answers itself is listed in
+`local_endpoints`, and served by a module of `routes/`.
 """
 
 from dataclasses import replace
 
 from triptych_gateway.endpoints import fields, response_fields
-from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, ServedBy
-from triptych_gateway.endpoints.local_endpoints import (
-    DELETE_FILE,
-    DOCS,
-    FILE_CONTENT,
-    GET_FILE,
-    GET_MODEL,
-    HEALTH,
-    LIST_FILES,
-    LIST_MODELS,
-    LIVE,
-    METRICS,
-    OPENAPI,
-    PING,
-    READY,
-    UI_EVENTS,
-    UI_FILE,
-    UI_PAGE,
-    UI_SNAPSHOT,
-    UPLOAD_FILE,
-    VERSION,
+from triptych_gateway.endpoints.endpoint import (
+    BodyForm,
+    ChatBody,
+    ChatForm,
+    Endpoint,
+    EndpointKind,
+    MessagesBody,
+    ResponseBody,
+    ServedBy,
+    TextBody,
 )
+from triptych_gateway.endpoints.local_endpoints import LOCAL
 
 RESPONSES_PATH = "/v1/responses"
 TOKENIZE_PATH = "/tokenize"
 
 _SCORED = ("queries", "documents", "items", "data_1", "data_2", "text_1", "text_2", "instruction")
-_RANKED = ("query", "documents", "instruction")
 
 # ---- forwarded ---------------------------------------------------------------------------------------
 CHAT = Endpoint(
@@ -118,159 +106,91 @@ CANCEL_RESPONSE = Endpoint(
     served_by=ServedBy.ANY,
 )
 
+_OF_TEXT = Endpoint("", EndpointKind.POOL, "pooling", "", body=TextBody, answer=fields.POOLED)
+_OF_TEXTS = replace(_OF_TEXT, passed_fields=fields.CLASSIFY, inputs=("input", "messages"))
+_POOLING = replace(_OF_TEXTS, passed_fields=fields.POOLING)
+_SCORE = replace(
+    _OF_TEXT, summary="How well texts belong together", passed_fields=fields.SCORE, inputs=_SCORED
+)
+_RERANK = replace(
+    _OF_TEXT,
+    summary="Documents in the order in which they answer a query",
+    passed_fields=fields.RERANK,
+    inputs=("query", "documents", "instruction"),
+    answer=fields.RANKED,
+)
+_GENERATE = replace(_OF_TEXT, kind=EndpointKind.GENERATE, tag="generation", answer=fields.GENERATED)
+_TOKENS = replace(_OF_TEXT, kind=EndpointKind.TOKENIZE, tag="tokens", served_by=ServedBy.ANY)
+_SOUND = Endpoint(
+    "",
+    EndpointKind.SOUND,
+    "audio",
+    "",
+    form=BodyForm.FORM,
+    passed_fields=fields.SOUND,
+    required=("file",),
+    inputs=("prompt",),
+    answer=fields.WRITTEN,
+    streams=True,
+    takes_media=True,
+)
+
 FORWARDED = (
     CHAT,
     MESSAGES,
     COUNT_TOKENS,
-    Endpoint(
-        "/v1/chat/completions/batch",
-        EndpointKind.GENERATE,
-        "generation",
-        "Several chats at once; a choice for each",
-        body=TextBody,
+    replace(
+        _GENERATE,
+        path="/v1/chat/completions/batch",
+        summary="Several chats at once; a choice for each",
         passed_fields=fields.CHAT_BATCH,
         inputs=("messages",),
-        answer=fields.GENERATED,
         served_by=ServedBy.ALONE,
     ),
-    Endpoint(
-        "/v1/completions",
-        EndpointKind.GENERATE,
-        "generation",
-        "Completions of a text, of token ids, or of a list of either",
-        body=TextBody,
+    replace(
+        _GENERATE,
+        path="/v1/completions",
+        summary="Completions of a text, of token ids, or of a list of either",
         passed_fields=fields.COMPLETION,
         inputs=("prompt",),
         refused_fields=("prompt_embeds",),
-        answer=fields.GENERATED,
         streams=True,
         served_by=ServedBy.STAGES,
     ),
-    Endpoint(
-        "/v1/embeddings",
-        EndpointKind.POOL,
-        "pooling",
-        "Embeddings of texts",
-        body=TextBody,
-        passed_fields=fields.POOLING,
-        inputs=("input", "messages"),
-        answer=fields.POOLED,
-    ),
-    Endpoint(
-        "/pooling",
-        EndpointKind.POOL,
-        "pooling",
-        "A pooling model's output for texts",
-        body=TextBody,
-        passed_fields=fields.POOLING,
-        inputs=("input", "messages"),
+    replace(_POOLING, path="/v1/embeddings", summary="Embeddings of texts"),
+    replace(
+        _POOLING,
+        path="/pooling",
+        summary="A pooling model's output for texts",
         refused_fields=("data",),  # for plugins, which fetch what it names
-        answer=fields.POOLED,
     ),
-    Endpoint(
-        "/classify",
-        EndpointKind.POOL,
-        "pooling",
-        "Classes of texts",
-        body=TextBody,
-        passed_fields=fields.CLASSIFY,
-        inputs=("input", "messages"),
-        answer=fields.POOLED,
-    ),
-    *(
-        Endpoint(
-            path,
-            EndpointKind.POOL,
-            "pooling",
-            "How well texts belong together",
-            body=TextBody,
-            passed_fields=fields.SCORE,
-            inputs=_SCORED,
-            answer=fields.POOLED,
-        )
-        for path in ("/score", "/v1/score")
-    ),
-    *(
-        Endpoint(
-            path,
-            EndpointKind.POOL,
-            "pooling",
-            "Documents in the order in which they answer a query",
-            body=TextBody,
-            passed_fields=fields.RERANK,
-            inputs=_RANKED,
-            answer=fields.RANKED,
-        )
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ),
-    *(
-        Endpoint(
-            path,
-            EndpointKind.SOUND,
-            "audio",
-            summary,
-            form=BodyForm.FORM,
-            passed_fields=fields.SOUND,
-            required=("file",),
-            inputs=("prompt",),
-            answer=fields.WRITTEN,
-            streams=True,
-            takes_media=True,
-        )
-        for path, summary in (
-            ("/v1/audio/transcriptions", "The text of a sound"),
-            ("/v1/audio/translations", "The text of a sound, in another language"),
-        )
-    ),
-    Endpoint(
-        TOKENIZE_PATH,
-        EndpointKind.TOKENIZE,
-        "tokens",
-        "Token ids of a text, or of a chat as the model's template writes it",
-        body=TextBody,
+    replace(_OF_TEXTS, path="/classify", summary="Classes of texts"),
+    *(replace(_SCORE, path=path) for path in ("/score", "/v1/score")),
+    *(replace(_RERANK, path=path) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    replace(_SOUND, path="/v1/audio/transcriptions", summary="The text of a sound"),
+    replace(_SOUND, path="/v1/audio/translations", summary="The text of a sound, in another language"),
+    replace(
+        _TOKENS,
+        path=TOKENIZE_PATH,
+        summary="Token ids of a text, or of a chat as the model's template writes it",
         passed_fields=fields.TOKENIZE,
         inputs=("prompt", "messages"),
         answer=fields.TOKENS,
-        served_by=ServedBy.ANY,
     ),
-    Endpoint(
-        "/detokenize",
-        EndpointKind.TOKENIZE,
-        "tokens",
-        "The text of token ids",
-        body=TextBody,
+    replace(
+        _TOKENS,
+        path="/detokenize",
+        summary="The text of token ids",
         passed_fields=fields.DETOKENIZE,
         inputs=("tokens",),
         answer=fields.TEXT_OF_TOKENS,
-        served_by=ServedBy.ANY,
     ),
     CREATE_RESPONSE,
     GET_RESPONSE,
     CANCEL_RESPONSE,
 )
 
-ENDPOINTS = (
-    *FORWARDED,
-    LIST_MODELS,
-    GET_MODEL,
-    UPLOAD_FILE,
-    LIST_FILES,
-    GET_FILE,
-    DELETE_FILE,
-    FILE_CONTENT,
-    HEALTH,
-    PING,
-    LIVE,
-    READY,
-    VERSION,
-    METRICS,
-    OPENAPI,
-    DOCS,
-    UI_PAGE,
-    UI_FILE,
-    UI_SNAPSHOT,
-    UI_EVENTS,
-)
+ENDPOINTS = (*FORWARDED, *LOCAL)
 
 _MESSAGES_PATHS = frozenset(
     endpoint.path for endpoint in ENDPOINTS if endpoint.chat_form is ChatForm.MESSAGES
@@ -284,5 +204,4 @@ def serves_callers(path: str) -> bool:
 
 
 def chat_form_of(path: str) -> ChatForm:
-    """Return the form of errors for a request for `path`."""
     return ChatForm.MESSAGES if path in _MESSAGES_PATHS else ChatForm.COMPLETIONS

@@ -168,11 +168,7 @@ async def open_client(
 
 
 def checked_socket(rules: AddressRules, info: AddrInfoType) -> socket.socket:
-    """Make a socket for the one address of `info`.
-
-    Raises:
-        AddressRefusedError: it is not allowed.
-    """
+    """Make a socket for the one address of `info`. Raises AddressRefusedError: it is not allowed."""
     family, kind, protocol, _, address = info
     if not rules.allows_text(str(address[0])):
         raise AddressRefusedError
@@ -205,7 +201,6 @@ def _has_authorities() -> bool:
 
 
 def failure_of(error: BaseException) -> FetchError:
-    """Return the caller's error for a transport's error."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, AddressRefusedError):
         return address_refused()

@@ -18,11 +18,7 @@ from aiohttp import ClientResponse, ClientSession
 from yarl import URL
 
 from triptych_gateway.fetch.client import TRANSPORT_ERRORS, failure_of
-from triptych_gateway.fetch.failures import (
-    ContentTooLargeError,
-    ServerFailedError,
-    ServerRefusedError,
-)
+from triptych_gateway.fetch.failures import ContentTooLargeError, ServerFailedError, ServerRefusedError
 from triptych_gateway.fetch.fetch_rules import FetchUrl, UrlRules
 from triptych_gateway.fetch.response_cache import (
     CachedResponse,
@@ -79,8 +75,6 @@ class Downloaded:
 
 
 class DownloadProgress(Protocol):
-    """Receiver of a download's progress."""
-
     is_queued: bool  # it waits for a slot
 
     def grow(self, num_bytes: int) -> None:

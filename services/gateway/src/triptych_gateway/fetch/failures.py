@@ -33,8 +33,6 @@ class FetchError(TriptychError):
 
 
 class MalformedUrlError(FetchError):
-    """The URL is none that could be fetched."""
-
     outcome = "refused"
 
 

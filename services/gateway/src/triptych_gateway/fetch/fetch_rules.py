@@ -63,7 +63,6 @@ class AddressRules:
     allowed: Sequence[Network] = ()
 
     def allows(self, address: Address) -> bool:
-        """Return whether a connection to `address` may be made."""
         meant = meant_address(address)
         if any(address in network or meant in network for network in self.allowed):
             return True
@@ -197,8 +196,6 @@ class FetchUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """Rules of one gateway for URLs of media."""
-
     ports: frozenset[int]
     hosts: HostRules
     addresses: AddressRules

@@ -224,10 +224,7 @@ class MediaFetcher:
 
 @asynccontextmanager
 async def open_fetcher(
-    settings: FetchSettings,
-    threads: Executor,
-    metrics: GatewayMetrics,
-    names: AbstractResolver | None = None,
+    settings: FetchSettings, threads: Executor, metrics: GatewayMetrics, names: AbstractResolver | None = None
 ) -> AsyncIterator[MediaFetcher]:
     """Open a fetcher whose downloads run while the block does, with `names` as resolver."""
     files = (

@@ -5,10 +5,11 @@ a lifetime it is asked for again each time, by its validators.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+
+from cachetools import LRUCache
 
 MAX_FRESH_S = 86_400.0
 MAX_VALIDATOR_CHARS = 256
@@ -18,8 +19,6 @@ _ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Freshness of one answer, at its arrival."""
-
     may_keep: bool
     fresh_s: float = 0.0  # seconds for which it may be used without a request
     etag: str | None = None
@@ -104,10 +103,7 @@ class CachedResponse:
     content: bytes = field(repr=False)
     freshness: Freshness
     fresh_until: float  # the clock of the caller's choice
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.content) + ENTRY_BYTES
+    num_bytes: int  # with its URL and `ENTRY_BYTES`
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +116,27 @@ class ResponseCache:
     """Cache that drops the least recently used answer. With `max_bytes` 0 nothing is kept."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[CacheKey, CachedResponse] = OrderedDict()
-        self.num_bytes = 0
+        self._entries: LRUCache[CacheKey, CachedResponse] = LRUCache(
+            max_bytes, getsizeof=lambda each: each.num_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_bytes(self) -> int:
+        return int(self._entries.currsize)
+
     def find(self, key: CacheKey) -> CachedResponse | None:
         """Return the answer kept for `key`, fresh or not."""
-        found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(key)
-        return found
+        return self._entries.get(key)
 
     def keep(self, key: CacheKey, content: bytes, freshness: Freshness, now: float) -> None:
         """Replace the answer of `key` if the new one may be kept; else drop the old one."""
         self.drop(key)
-        entry = CachedResponse(content, freshness, now + freshness.fresh_s)
-        if not freshness.is_worth_keeping or entry.num_bytes + len(key.url) > self._max_bytes:
-            return
-        self._entries[key] = entry
-        self.num_bytes += entry.num_bytes + len(key.url)
-        while self.num_bytes > self._max_bytes:
-            self.drop(next(iter(self._entries)))
+        num_bytes = len(content) + len(key.url) + ENTRY_BYTES
+        if freshness.is_worth_keeping and num_bytes <= self._entries.maxsize:
+            self._entries[key] = CachedResponse(content, freshness, now + freshness.fresh_s, num_bytes)
 
     def drop(self, key: CacheKey) -> None:
-        """Drop the answer of `key`, if there is one."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.num_bytes -= entry.num_bytes + len(key.url)
+        self._entries.pop(key, None)

@@ -15,12 +15,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry import get_logger
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.downloader import Downloaded, Downloader
-from triptych_gateway.fetch.failures import (
-    FetchBusyError,
-    FetchError,
-    FetchTimeoutError,
-    ServerFailedError,
-)
+from triptych_gateway.fetch.failures import FetchBusyError, FetchError, FetchTimeoutError, ServerFailedError
 from triptych_gateway.fetch.fetch_rules import FetchUrl
 from triptych_gateway.fetch.response_cache import CacheKey
 from triptych_gateway.metrics import GatewayMetrics
@@ -39,8 +34,6 @@ MAX_RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retry policy of one gateway."""
-
     max_attempts: int
 
     def wait_s(self, num_attempts: int, error: ServerFailedError, chance: float) -> float | None:
@@ -61,8 +54,6 @@ class RetryPolicy:
 
 
 class SharedDownload:
-    """One download and the requests that wait for it."""
-
     def __init__(self) -> None:
         self.is_queued = False  # no slot yet
         self.num_bytes = 0
@@ -81,7 +72,6 @@ class SharedDownload:
                 future.set_exception(error)
 
     async def wait(self, on_growth: OnGrowth) -> Downloaded:
-        """Wait for the bytes of the download."""
         on_growth(self.num_bytes)
         future: asyncio.Future[Downloaded] = asyncio.get_running_loop().create_future()
         self._waiting[future] = on_growth
@@ -97,7 +87,6 @@ class SharedDownload:
         return bool(self._waiting)
 
     def end(self, outcome: Downloaded | Exception) -> None:
-        """Pass the outcome to all waiting requests."""
         for future in self._waiting:
             if future.done():
                 continue
@@ -112,15 +101,12 @@ class SharedDownload:
             self.task.cancel()
 
     def out_of_time(self) -> FetchError:
-        """Return the error for a request whose time is over."""
         if self.is_queued:
             return FetchBusyError("too many other downloads run; try again shortly")
         return FetchTimeoutError("its server took too long")
 
 
 class SharedDownloads:
-    """Downloads of one gateway, which run while its block does."""
-
     def __init__(self, downloader: Downloader, settings: FetchSettings, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
         self._policy = RetryPolicy(settings.fetch_max_attempts)
@@ -130,7 +116,6 @@ class SharedDownloads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Return the number of running downloads."""
         return len(self._tasks)
 
     async def __aenter__(self) -> Self:

@@ -22,8 +22,6 @@ OWNER_CHARS = 32
 
 @dataclass(slots=True)
 class Use:
-    """Files and bytes of one key, or of all."""
-
     num_files: int = 0
     num_bytes: int = 0
 
@@ -46,7 +44,6 @@ class DirectoryUse:
 
 
 def folders_of(root: Path) -> Iterator[Path]:
-    """Yield the folders of the keys."""
     with os.scandir(root) as entries:
         for entry in entries:
             if len(entry.name) == OWNER_CHARS and entry.is_dir(follow_symlinks=False):

@@ -97,7 +97,6 @@ class EncodeAhead:
                 self._waiting.pop(file_id, None)
 
     async def _serve(self, waiting: _Waiting) -> None:
-        """Encode a file for each namespace that is served."""
         file_id, targets = waiting.file.file_id, self._targets(waiting.file)
         if not targets:
             self._count("no_encoder")

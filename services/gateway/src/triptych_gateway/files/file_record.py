@@ -39,8 +39,6 @@ def is_file_id(text: str) -> bool:
 
 
 class FileRecord(BaseModel):
-    """Record of one uploaded file."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
 
     version: Literal[1] = 1
@@ -84,8 +82,6 @@ MAX_LIMIT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Parameters of the caller's query."""
-
     after: str | None = None  # id of the last file of the page before; it may be gone
     limit: int = MAX_LIMIT
     is_ascending: bool = False  # by their creation

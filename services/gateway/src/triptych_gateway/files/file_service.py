@@ -104,7 +104,6 @@ class FileService:
     metrics: GatewayMetrics
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the background tasks, none of which returns."""
         return [self.expiry.run(self.measure), *([] if self.ahead is None else [self.ahead.run()])]
 
     async def upload(self, caller: Caller, scope: Scope, receive: Receive, guard: Guard) -> dict[str, Any]:
@@ -140,11 +139,7 @@ class FileService:
         return record
 
     async def find_file(self, caller: Caller, file_id: str) -> KnownFile | None:
-        """Return a file of the caller, or None.
-
-        Raises:
-            RequestError: 503, the disk.
-        """
+        """Return a file of the caller, or None. Raises RequestError: 503, the disk."""
         record = await self._run(lambda: self.store.find_file(caller.owner, file_id))
         return None if record is None else known_file(self.store, caller.owner, record, self.threads)
 
@@ -160,11 +155,7 @@ class FileService:
 
     @asynccontextmanager
     async def content_of(self, caller: Caller, record: FileRecord) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open the file's bytes, piece by piece, while the block runs.
-
-        Raises:
-            RequestError: 404, 503.
-        """
+        """Open the file's bytes, piece by piece, while the block runs. Raises RequestError: 404, 503."""
         content = await self._run(lambda: OpenContent(self.store.open_content(caller.owner, record)))
         try:
             yield self._pieces(content)
@@ -198,7 +189,6 @@ class FileService:
                 self.ahead.forget_file(file_id)
 
     async def measure(self) -> None:
-        """Measure the directory for the metrics."""
         try:
             use = await self._run(self.store.use, self.disk_threads)
         except RequestError:
@@ -211,11 +201,7 @@ class FileService:
             yield piece
 
     async def _run(self, step: Callable[[], T], threads: Executor | None = None) -> T:
-        """Run a step on the disk in a thread.
-
-        Raises:
-            RequestError: 503, the disk.
-        """
+        """Run a step on the disk in a thread. Raises RequestError: 503, the disk."""
         try:
             return await asyncio.get_running_loop().run_in_executor(threads or self.threads, step)
         except OSError as error:

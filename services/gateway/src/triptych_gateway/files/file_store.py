@@ -153,22 +153,14 @@ class FileStore:
 
     # ---- files -----------------------------------------------------------------------------------
     def find_file(self, owner: str, file_id: str) -> FileRecord | None:
-        """Return the owner's record of a file; None if it is missing or expired.
-
-        Raises:
-            OSError: the disk.
-        """
+        """Return the owner's record of a file; None if it is missing or expired. Raises OSError: the disk."""
         if not is_file_id(file_id):
             return None
         record = _read_record(self._paths(owner, file_id)[1])
         return None if record is None or self._is_over(record) else record
 
     def list_files(self, owner: str) -> list[FileRecord]:
-        """Return all readable records of this owner, in no order.
-
-        Raises:
-            OSError: the disk, of the folder.
-        """
+        """Return all readable records of this owner, in no order. Raises OSError: the disk, of the folder."""
         try:
             paths = list((self._root / owner).iterdir())
         except FileNotFoundError:
@@ -336,11 +328,7 @@ def _write_record(path: Path, record: FileRecord) -> None:
 
 
 def _read_record(path: Path) -> FileRecord | None:
-    """Read a record; None if it is missing or damaged.
-
-    Raises:
-        OSError: the disk.
-    """
+    """Read a record; None if it is missing or damaged. Raises OSError: the disk."""
     try:
         fd = os.open(path, EXISTING)
     except FileNotFoundError:

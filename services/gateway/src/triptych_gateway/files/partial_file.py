@@ -33,11 +33,7 @@ class PartialFile:
     """File being written. Call its methods in threads; `discard` ends it in any state."""
 
     def __init__(self, folder: Path, num_reserved: int) -> None:
-        """Make the file. The caller holds the directory's lock.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """Make the file. The caller holds the directory's lock. Raises OSError: it cannot be made."""
         self.path = folder / f".{secrets.token_hex(16)}.{num_reserved}.part"
         self._num_reserved = num_reserved
         self._fd: int | None = os.open(self.path, CREATE, PRIVATE)
@@ -69,12 +65,10 @@ class PartialFile:
                 left = left[os.write(fd, left) :]
 
     def read(self) -> bytes:
-        """Return all bytes that were written."""
         with self._lock:
             return read_all(self._open_fd(), self.num_bytes)
 
     def sync(self) -> None:
-        """Write the file's bytes to the disk."""
         with self._lock:
             os.fsync(self._open_fd())
 

@@ -63,11 +63,7 @@ class UploadForm:
 
     @classmethod
     def of_content_type(cls, content_type: str | None) -> "UploadForm":
-        """Make the parser for a body of this type.
-
-        Raises:
-            RequestError: 400, no multipart form.
-        """
+        """Make the parser for a body of this type. Raises RequestError: 400, no multipart form."""
         kind, options = parse_options_header(content_type or "")
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -78,11 +74,7 @@ class UploadForm:
             raise _malformed("its boundary is too long") from error
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Parse the next bytes and return those of the file among them.
-
-        Raises:
-            RequestError: 400.
-        """
+        """Parse the next bytes and return those of the file among them. Raises RequestError: 400."""
         # The parser takes what is no file's content byte by byte, and each false end of a part likewise.
         self._num_delimiters += chunk.count(self._delimiter)
         if self._num_delimiters > MAX_DELIMITERS:
@@ -98,11 +90,7 @@ class UploadForm:
         return pieces
 
     def finish(self) -> None:
-        """Finish the body at its end.
-
-        Raises:
-            RequestError: 400, too early, or there was no file.
-        """
+        """Finish the body at its end. Raises RequestError: 400, too early, or there was no file."""
         if not self._has_ended:
             raise _malformed("it ends before its last boundary")
         if self.filename is None:
@@ -156,11 +144,7 @@ class UploadForm:
 
 
 def purpose_of(form: UploadForm) -> Purpose:
-    """Return the purpose of the file.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Return the purpose of the file. Raises RequestError: 400."""
     text = form.fields.get(PURPOSE_FIELD)
     if text is None:
         raise RequestError(400, "missing_field", "purpose is missing", PURPOSE_FIELD)
@@ -171,11 +155,7 @@ def purpose_of(form: UploadForm) -> Purpose:
 
 
 def lifetime_of(form: UploadForm, limits: FileSettings) -> int:
-    """Return the seconds from the upload until the file expires.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Return the seconds from the upload until the file expires. Raises RequestError: 400."""
     anchor, seconds = form.fields.get(ANCHOR_FIELD), form.fields.get(SECONDS_FIELD)
     if anchor is None and seconds is None:
         return limits.files_lifetime_s

@@ -69,8 +69,6 @@ T = TypeVar("T")
 
 
 class FileUploads:
-    """Receiver of one gateway's uploads."""
-
     def __init__(
         self, store: FileStore, media: MediaLimits, limiter: RequestLimiter, threads: Executor
     ) -> None:

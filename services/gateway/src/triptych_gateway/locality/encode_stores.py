@@ -30,8 +30,6 @@ MOST_SPARE_S = 10.0  # most time: other encoders cannot take jobs that wait behi
 
 
 class PlaceReason(StrEnum):
-    """Reasons of the choice of a store's encoders."""
-
     NEAR = "near"  # they keep up
     LESS_BUSY = "less_busy"  # they are done sooner, with the transfer
     ONLY_PLACE = "only_place"  # no other store has encoders of the namespace
@@ -180,11 +178,9 @@ class EncodeStores:
         return known or (DEFAULT_STORE,)
 
     def has_encoders(self, namespace_digest: str) -> bool:
-        """Return whether each of `stores_of` has encoders."""
         return namespace_digest in self._facts().encoders
 
     def num_encoders(self, namespace_digest: str) -> int:
-        """Return the number of the namespace's encoders, over all stores."""
         return sum(map(len, self._facts().encoders.get(namespace_digest, {}).values()))
 
     def served_s(self, namespace_digest: str, now: float) -> float:
@@ -199,7 +195,6 @@ class EncodeStores:
     def note_backlogs(
         self, namespace_digest: str, backlogs: Backlogs, num_own: Mapping[str, int], now: float
     ) -> None:
-        """Record backlogs that were read, with this gateway's own jobs by store."""
         self._reads[namespace_digest] = _Read(backlogs, num_own, now)
 
     def on_metadata(self, metadata: EncoderCacheMetadata) -> None:

@@ -15,8 +15,6 @@ MAX_KNOWN = 8192  # items
 
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-    """Place of an item by its latest metadata."""
-
     mm_hash: MmHash
     store: str
     num_bytes: int
@@ -27,11 +25,9 @@ class ItemPlace:
 
     @property
     def entries(self) -> tuple[MmHash, ...]:
-        """Hashes of the item's entries in the store."""
         return entry_hashes(self.mm_hash, self.pieces)
 
     def entry_bytes(self) -> tuple[int, ...]:
-        """Bytes of each of the item's entries."""
         if not self.pieces:
             return (self.num_bytes,)
         return tuple(self.num_bytes * rows // self.num_embeds for rows in self.pieces)
@@ -89,13 +85,11 @@ class ItemPlaces:
             self._note(replace(known, is_sealed=True))
 
     def forget(self, mm_hash: MmHash, store: str) -> None:
-        """Record that the store reports the item as missing."""
         known = self._known.get(mm_hash)
         if known is not None and known.store == store:
             del self._known[mm_hash]
 
     def take_changed(self) -> list[ItemPlace]:
-        """Return and clear the places that have changed."""
         changed, self._changed = self._changed, {}
         self._has_changed.clear()
         return [place for each in changed if (place := self._known.get(each)) is not None]

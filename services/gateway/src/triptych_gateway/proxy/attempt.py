@@ -45,8 +45,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWait:
-    """Wait of one request, from now on."""
-
     view: RegistryView
     orders: EncodeOrders
     item_wait: ItemWait
@@ -86,10 +84,7 @@ class EncodeWait:
                     await race(self._wait_encoder(), item_wait.wait_failure())
                 orders.order_missing(item_wait)
                 await race(
-                    item_wait.wait_sizes(),
-                    item_wait.wait_failure(),
-                    self._wait_encoder(),
-                    self.wait_left(),
+                    item_wait.wait_sizes(), item_wait.wait_failure(), self._wait_encoder(), self.wait_left()
                 )
         except TimeoutError as error:
             raise _too_late(item_wait.first_without_sizes) from error

@@ -31,8 +31,6 @@ _BOUNDARY = secrets.token_hex(16)
 
 @dataclass(frozen=True, slots=True)
 class AudioRequest:
-    """Valid request with audio in a form."""
-
     body: dict[str, Any]  # fields that the gateway reads
     form: bytes  # form to send
     content_type: str
@@ -55,7 +53,6 @@ class AudioRequest:
             raise RequestError(400, "missing_field", message, COUNT_FIELD)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """Check texts as `ChatRequest.check_placeholders` does."""
         PlaceholderGuard(tuple(tokens)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> "AudioRequest":

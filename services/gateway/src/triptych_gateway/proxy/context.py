@@ -75,8 +75,6 @@ def encode_class_of(context: RequestContext, body: Mapping[str, Any]) -> EncodeC
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """Upstream request, and the instances that may get it."""
-
     context: RequestContext
     request: ChatRequest | AudioRequest | TextRequest
     body: bytes

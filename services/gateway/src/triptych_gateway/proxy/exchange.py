@@ -24,7 +24,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import get_logger
-from triptych_common.telemetry.random_ids import random_id
+from triptych_common.telemetry.tracing import random_id
 from triptych_gateway.access.auth import ANONYMOUS
 from triptych_gateway.access.key_limits import PRIORITY_FIELD, RequestDemand
 from triptych_gateway.access.request_limiter import Booking

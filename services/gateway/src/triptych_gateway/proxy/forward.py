@@ -14,7 +14,6 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.decision.prefixes import HeldPrefixes
-from triptych_gateway.encode.item_wait import AnswerBegan, Answered
 from triptych_gateway.endpoints.endpoint import Endpoint, ServedBy
 from triptych_gateway.endpoints.table import TOKENIZE_PATH
 from triptych_gateway.metrics import GatewayMetrics
@@ -54,8 +53,6 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """Forwarder of one gateway's requests."""
-
     instances: Instances
     stages: Stages
     transfers: TransferOrders
@@ -84,7 +81,7 @@ class Forwarder:
         if self.lost:
             self.lost.discard(*_same_request(upstream))
         if upstream.item_wait is not None and upstream.endpoint.is_computed and route.decode is None:
-            upstream.item_wait.on_event(Answered(route.first.instance))  # its engine had the items
+            upstream.item_wait.on_answered(route.first.instance)  # its engine had the items
         self._remember(upstream, route)
         return route
 
@@ -137,7 +134,7 @@ class Forwarder:
                 raise named from error
             else:
                 if upstream.item_wait is not None:
-                    upstream.item_wait.on_event(AnswerBegan())
+                    upstream.item_wait.on_answer_began()
                 self._show_version(upstream, route.answering, choice.variant_reason)
                 return route, answer, held
 

@@ -25,7 +25,7 @@ from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.decision.decision_policy import DecisionMode
 from triptych_gateway.decision.encode_decisions import DecidedRequest
 from triptych_gateway.decision.prediction import CostEstimate, CostKind
-from triptych_gateway.encode.item_wait import EntriesRead, ItemWait
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.errors import EncodeUnavailableError
 from triptych_gateway.files.file_service import files_not_enabled
 from triptych_gateway.proxy.attempt import Attempt, EncodeWait
@@ -184,7 +184,7 @@ class MultimodalRequest:
         routing = chat_routing(request, context.session, context.namespace_digest, self._items, items_at)
         chosen = await self._wait_instance(routing)
         item_wait = self._new_wait(chosen)
-        item_wait.on_event(EntriesRead(entry_places))
+        item_wait.on_entries_read(entry_places)
         async with self._open_wait(item_wait):
             decided = await self._decide(item_wait, chosen, asked)
             attempt = Attempt(routing, chosen, item_wait, decided)

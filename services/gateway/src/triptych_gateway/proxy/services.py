@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from aiohttp import ClientSession
 
 from triptych_common.telemetry import get_logger
-from triptych_common.telemetry.limited_log import LimitedLog
+from triptych_common.telemetry.logs import LimitedLog
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.request_limiter import RequestLimiter

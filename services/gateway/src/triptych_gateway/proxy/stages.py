@@ -35,7 +35,6 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import span, trace_headers
 from triptych_gateway.decision.encode_decisions import EncodeDecisions
 from triptych_gateway.decision.namespace_decisions import Answering
-from triptych_gateway.encode.item_wait import Prefilled
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint, EndpointKind, ServedBy
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -174,8 +173,6 @@ class StageFailedError(TriptychError):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stages of one gateway's requests."""
-
     http: ClientSession
     router: Router
     decisions: EncodeDecisions
@@ -235,7 +232,7 @@ class Stages:
             handover = handover_of(answer.first)
         self.metrics.prefill_stage_s.observe(time.monotonic() - began_at)
         if upstream.item_wait is not None:
-            upstream.item_wait.on_event(Prefilled(record.instance))
+            upstream.item_wait.on_prefilled(record.instance)
         if handover is None:
             error = unavailable("handover_failed", "the prefill instance keeps no KV cache")
             raise StageFailedError(record, ServingStage.PREFILL, "no_handover", error.message, error)

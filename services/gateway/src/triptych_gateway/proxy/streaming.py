@@ -64,7 +64,6 @@ class ClientStream:
         await self._asgi_send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
-        """Begin a good answer (status 200)."""
         self.has_begun = True
         await self._send(self._start(headers))
 
@@ -127,7 +126,6 @@ class TokenTimes:
         self.num_tokens += num_tokens
 
     def on_end(self) -> None:
-        """Record the end of a good answer."""
         if self.num_tokens > 1:
             seconds = self._last_at - self._first_at
             self._series.per_output_token_s.observe(seconds / (self.num_tokens - 1))

@@ -110,11 +110,7 @@ def media_body(
 
 
 def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], record: InstanceRecord) -> None:
-    """Refuse an item that `record`'s instance can never hold.
-
-    Raises:
-        RequestError: 413 naming the item.
-    """
+    """Refuse an item that `record`'s instance can never hold. Raises RequestError: 413 naming the item."""
     if record.max_item_embeds is None:
         return
     for item in items:

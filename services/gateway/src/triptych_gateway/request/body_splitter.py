@@ -72,7 +72,6 @@ class SplitBody:
         return len(self._media)
 
     def media_by_text(self) -> Mapping[str, BodyMedia]:
-        """Media by the JSON string that stands for each."""
         return {media.text: media for media in self._media}
 
     def put_back(self) -> bytearray:
@@ -143,11 +142,9 @@ class BodySplitter:
 
     @property
     def num_held(self) -> int:
-        """Number of bytes held in memory now."""
         return len(self._text) + self._num_media_bytes + self._decoder.num_held
 
     def feed(self, piece: bytes) -> None:
-        """Read the next bytes of the body."""
         self.num_bytes += len(piece)
         while piece:
             if self._state is SplitState.MEDIA:
@@ -157,7 +154,6 @@ class BodySplitter:
                 piece = b"" if self._state is SplitState.WHOLE else self._search()
 
     def finish(self) -> SplitBody:
-        """Return the body, complete or not."""
         if self._state is SplitState.MEDIA:
             self._give_up()
         return SplitBody(self._text, self._media, self.num_bytes, is_odd=self._state is SplitState.WHOLE)

@@ -124,7 +124,6 @@ class ChatRequest:
 
     @property
     def num_media_bytes(self) -> int:
-        """Bytes of the media in the body."""
         return sum(part.num_sent_bytes for part in self.media)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
@@ -145,7 +144,6 @@ class ChatRequest:
         return replace(self, tenant_salt=salt, body=body)
 
     def with_model(self, model: str) -> Self:
-        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})
@@ -283,11 +281,7 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
 
 
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
-    """Parse `raw` as a JSON object.
-
-    Raises:
-        RequestError: 400. The same below.
-    """
+    """Parse `raw` as a JSON object. Raises RequestError: 400. The same below."""
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -298,7 +292,6 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
-    """Validate the fields that the gateway reads."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

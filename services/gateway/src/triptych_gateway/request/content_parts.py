@@ -44,7 +44,6 @@ def value_at(body: Any, place: Place) -> Any:
 
 
 def put_at(body: Any, place: Place, value: Any) -> None:
-    """Replace the value at a place in the body itself."""
     value_at(body, place[:-1])[place[-1]] = value
 
 
@@ -203,7 +202,6 @@ def check_text_parts(content: list[Any], path: str) -> None:
 
 
 def check_text_part(part: Any, path: str) -> None:
-    """Check one part of a content that may hold no media."""
     if isinstance(part, str):
         return
     part_type = part.get("type") if isinstance(part, dict) else None

@@ -37,7 +37,6 @@ class Base64Decoder:
 
     @property
     def digest(self) -> str:
-        """Digest of the decoded bytes."""
         return self._hasher.hexdigest()
 
     def feed(self, data: bytes) -> bool:
@@ -83,11 +82,7 @@ _PIECE_CHARS = 64 << 10  # decoded at once: no second copy of all of it, and oth
 
 
 def check_data_url(url: str, path: str, modality: Modality) -> None:
-    """Refuse a `url` that is no data URL at all.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Refuse a `url` that is no data URL at all. Raises RequestError: 400."""
     if url[:5].lower() != "data:":
         message = f"{path} must be a data URL or an http(s) URL"
         raise RequestError(400, f"invalid_{modality}_url", message, path)

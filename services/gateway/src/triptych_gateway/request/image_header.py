@@ -34,15 +34,12 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Format and size of an image, as its header has them."""
-
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
     height: int
 
     @property
     def properties(self) -> ImageProperties:
-        """Properties of the image for messages."""
         return ImageProperties(format=self.format, width=self.width, height=self.height)
 
 

@@ -82,11 +82,7 @@ def bytes_of(part: MediaPart, max_bytes: int) -> bytes:
 
 
 def check_media(part: MediaPart, content: bytes, limits: MediaLimits) -> ImageHeader | None:
-    """Check an item; return an image's header, else None.
-
-    Raises:
-        RequestError: 400 or 413 naming the part.
-    """
+    """Check an item; return an image's header, else None. Raises RequestError: 400 or 413 naming the part."""
     if part.modality is Modality.IMAGE:
         image = read_image_header(content, part.path, limits.image)
         check_one_format(content, part.path, image.format)

@@ -50,12 +50,10 @@ class TakenItem:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the media."""
         return self.content.num_bytes if isinstance(self.content, KnownFile) else len(self.content)
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes that the item holds in memory."""
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
 
     def read_content(self) -> bytes:
@@ -96,14 +94,7 @@ class ItemNaming:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(
-            part,
-            identity,
-            content,
-            image,
-            self.processor_options,
-            self.media_io_options,
-            piece_rows,
-            digest,
+            part, identity, content, image, self.processor_options, self.media_io_options, piece_rows, digest
         )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:
@@ -113,8 +104,6 @@ class ItemNaming:
 
 @dataclass(frozen=True, slots=True)
 class MediaIntake:
-    """Media intake of one gateway."""
-
     limits: MediaLimits
     threads: Executor
     fetcher: MediaFetcher
@@ -194,12 +183,8 @@ class MediaIntake:
         return None
 
     async def _take_all(
-        self,
-        request: ChatRequest,
-        namespace_digest: str,
-        fetches: Mapping[int, asyncio.Task[bytes]],
+        self, request: ChatRequest, namespace_digest: str, fetches: Mapping[int, asyncio.Task[bytes]]
     ) -> tuple[TakenItem, ...]:
-        """Take the items one after the other, each as soon as it has arrived."""
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []
         contents: dict[MmHash, bytes | KnownFile] = {}

@@ -49,10 +49,7 @@ class PlaceholderGuard:
         return frozenset((*self._tokens, *self._announced(model)))
 
     def check_texts(
-        self,
-        body: Mapping[str, Any],
-        media_parts: Sequence[Mapping[str, Any]],
-        inputs: Sequence[str] = (),
+        self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]], inputs: Sequence[str] = ()
     ) -> None:
         """Search everything that a template may render, except `media_parts` (parts of `body`).
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import TextBody
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind, TextBody
 from triptych_gateway.request.body_bounds import check_bounds, check_fields, prompt_too_large
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (
@@ -47,19 +46,16 @@ class TextRequest:
     num_media_bytes: int = 0
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
-        """Check texts as `ChatRequest.check_placeholders` does."""
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked and self.is_computed:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> Self:
-        """Return a copy for a tenant, as `ChatRequest.of_tenant` does."""
         if not salt or not self.is_computed:
             return self
         return replace(self, body={**self.body, "cache_salt": salt})
 
     def with_model(self, model: str) -> "TextRequest":
-        """Return the request with the model name that instances know."""
         if model == self.model:
             return self
         return replace(self, model=model, body={**self.body, "model": model})
@@ -172,7 +168,6 @@ def _check_object(value: dict[str, Any], path: str) -> None:
 def _check_numbers(
     fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestSettings
 ) -> None:
-    """Check the number of engine requests that the request becomes."""
     numbers = [(name, _num_inputs(fields.get(name))) for name in endpoint.inputs]
     if endpoint.kind is EndpointKind.POOL:
         for name, number in numbers:

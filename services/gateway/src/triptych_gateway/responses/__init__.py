@@ -1,6 +1,5 @@
 """OpenAI's Responses API. A stored response lives in the instance that made it; every gateway finds it there.
 
 exchange          one request over HTTP: a response is made; a stored one is read or cancelled
-response_request  the body of one that is to be made
 response_index    records of stored responses, in Redis
 """

@@ -5,9 +5,9 @@ it.
 """
 
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, urlencode
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,8 +28,9 @@ from triptych_gateway.proxy.services import Services
 from triptych_gateway.proxy.streaming import ClientStream
 from triptych_gateway.proxy.upstream import RESPONSE_PARAM
 from triptych_gateway.race import Guard
-from triptych_gateway.request.chat_request import MEDIA_IO_FIELD, PROCESSOR_FIELD
-from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.chat_request import MEDIA_IO_FIELD, PROCESSOR_FIELD, ChatRequest
+from triptych_gateway.request.content_parts import MediaPart, Place, format_place, value_at
+from triptych_gateway.request.forms.responses import check_beside_media
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.responses.response_index import (
@@ -42,10 +43,68 @@ from triptych_gateway.responses.response_index import (
     new_response_id,
     response_not_found,
 )
-from triptych_gateway.responses.response_request import ResponseRequest
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import SERVING_ROLES
 from triptych_gateway.settings import GatewaySettings
+
+# Tools that callers run. Others would be run by prefill_decode, which would open connections for them.
+CALLERS_TOOLS = ("function", "custom", "namespace")
+
+
+@dataclass(frozen=True)
+class ResponseRequest(ChatRequest):
+    """Valid request. Images of the response that it continues come before its own, without a place."""
+
+    response_id: str = ""  # id of the response that it makes
+
+    @classmethod
+    def of_chat(cls, chat: ChatRequest, response_id: str) -> "ResponseRequest":
+        """Make the request from a chat. Raises RequestError: 400, a tool that callers do not run."""
+        _check_tools(chat.body.get("tools"), ("tools",))
+        values = {each.name: getattr(chat, each.name) for each in fields(chat)}
+        values["body"] = {**chat.body, "request_id": response_id}
+        return cls(**values, response_id=response_id)
+
+    @property
+    def stores(self) -> bool:
+        """True if the response may be stored."""
+        return bool(self.body.get("store", True))
+
+    @property
+    def is_background(self) -> bool:
+        return bool(self.body.get("background"))
+
+    @property
+    def previous_response_id(self) -> str | None:
+        previous: str | None = self.body.get("previous_response_id")
+        return previous
+
+    def is_kept(self, part: MediaPart) -> bool:
+        """Return whether a continuation has the item too: vLLM leaves system messages out."""
+        return not part.place or value_at(self.body, part.place[:2]).get("role") != "system"
+
+    def check_beside_media(self, *, has_earlier_media: bool = False) -> None:
+        """Refuse fields that cannot be combined with media, also with those from before.
+
+        Raises:
+            RequestError: 400.
+        """
+        if self.media or has_earlier_media:
+            check_beside_media(self.body)
+
+
+def _check_tools(tools: Any, place: Place) -> None:
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):  # else vLLM refuses them
+        tool_place = (*place, index)
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in CALLERS_TOOLS:
+            path = format_place((*tool_place, "type"))
+            message = (
+                f"{path}: tools of type {str(kind)[:50]!r} are not served; functions that callers run are"
+            )
+            raise RequestError(400, "unsupported_tool", message, path)
+        if kind == "namespace":
+            _check_tools(tool.get("tools"), (*tool_place, "tools"))
 
 
 async def continue_from(
@@ -67,12 +126,7 @@ async def continue_from(
         raise _other_options(MEDIA_IO_FIELD)
     earlier = [
         MediaPart(
-            index,
-            (),
-            Modality.IMAGE,
-            "",
-            PREVIOUS_FIELD,
-            file=await images.find(image, caller, response_id),
+            index, (), Modality.IMAGE, "", PREVIOUS_FIELD, file=await images.find(image, caller, response_id)
         )
         for index, image in enumerate(record.images)
     ]
@@ -138,8 +192,6 @@ _FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """Parts that exchanges of responses share beside `Services`."""
-
     index: ResponseIndex
     images: KeptImages
 
@@ -158,8 +210,6 @@ class ResponseParts:
 
 
 class _FoundExchange(Exchange[Request]):
-    """Exchange that may begin from a stored response."""
-
     def __init__(
         self,
         endpoint: Endpoint,
@@ -176,8 +226,6 @@ class _FoundExchange(Exchange[Request]):
 
 
 class ResponseExchange(_FoundExchange[ResponseRequest]):
-    """Exchange that makes a response, perhaps from an earlier one."""
-
     async def _read(self, booking: Booking, guard: Guard) -> ResponseRequest:
         responses = self._responses
         body = await self._read_body(booking, guard)
@@ -274,11 +322,7 @@ class StoredExchange(_FoundExchange[TextRequest]):
 
 
 def _stream_query(scope: Scope) -> tuple[bool, str]:
-    """Return whether a stream is requested, and the query for prefill_decode.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Return whether a stream is requested, and the query for prefill_decode. Raises RequestError: 400."""
     asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     try:
         is_stream = _FLAG.validate_python(asked.get("stream", ["false"])[-1])

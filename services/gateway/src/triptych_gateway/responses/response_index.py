@@ -46,8 +46,6 @@ class ResponseImage(BaseModel):
 
 
 class ResponseRecord(BaseModel):
-    """Record of one stored response."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
 
     version: Literal[1] = 1
@@ -79,8 +77,6 @@ class FoundResponse:
 
 
 class ResponseIndex:
-    """Index of one gateway's callers."""
-
     def __init__(self, stored: StoredResponses, view: RegistryView) -> None:
         self._stored = stored
         self._view = view
@@ -140,7 +136,6 @@ class ResponseIndex:
 
 
 def new_response_id() -> str:
-    """Return a new id that cannot be guessed."""
     return f"resp_{uuid4().hex}"
 
 

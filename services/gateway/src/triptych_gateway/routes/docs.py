@@ -45,11 +45,7 @@ def _section(tag: str, endpoints: list[Endpoint]) -> str:
 
 
 def _row(endpoint: Endpoint) -> str:
-    traits = {
-        "key": endpoint.needs_key,
-        "media": endpoint.takes_media,
-        "streams": endpoint.streams,
-    }
+    traits = {"key": endpoint.needs_key, "media": endpoint.takes_media, "streams": endpoint.streams}
     notes = ", ".join(name for name, is_so in traits.items() if is_so)
     names = [*({} if endpoint.body is None else endpoint.body.model_fields), *endpoint.passed_fields]
     shown = ", ".join(f"<code>{escape(name)}</code>" for name in dict.fromkeys(names))

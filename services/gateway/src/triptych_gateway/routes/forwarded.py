@@ -16,8 +16,6 @@ OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 
 
 class ForwardedApp:
-    """ASGI application of one forwarded endpoint."""
-
     def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
         self.endpoint = endpoint
         self._open_exchange = open_exchange
@@ -27,7 +25,6 @@ class ForwardedApp:
 
 
 def forwarded_apps(services: Services, responses: ResponseParts) -> list[ForwardedApp]:
-    """Return one application for each forwarded endpoint."""
     return [ForwardedApp(endpoint, _exchange_of(endpoint, services, responses)) for endpoint in FORWARDED]
 
 

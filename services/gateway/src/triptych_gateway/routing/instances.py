@@ -139,7 +139,6 @@ class Instances:
         return None if len(variants) == 1 and not demand.hosts else own.instances
 
     async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
-        """Wait until `choose` finds an instance for the model, and return it."""
         return await self._wait(model, choose)
 
     def _variants_of(self, model: str, demand: RouteDemand) -> tuple[Variant, ...]:
@@ -185,7 +184,6 @@ class InstanceLosses:
     lives: dict[Incarnation, ServingStage] = field(default_factory=dict)
 
     def add(self, record: InstanceRecord) -> None:
-        """Record an instance that ended with the request."""
         self.lives[incarnation_of(record)] = stage_of(record)
 
     @property
@@ -207,7 +205,6 @@ def incarnation_of(record: InstanceRecord) -> Incarnation:
 
 
 def stage_of(record: InstanceRecord) -> ServingStage:
-    """Return the part of a request that the instance can do."""
     return next(stage for stage, roles in STAGE_ROLES.items() if record.role in roles)
 
 
@@ -217,8 +214,6 @@ MAX_HASHED_BYTES = 4 << 20  # of a body, beside its length
 
 
 class LostRequests:
-    """Digests of recent requests with which instances ended, of one gateway."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lives: TTLCache[bytes, frozenset[Incarnation]] = TTLCache(MAX_REQUESTS, MEMORY_S, clock)
 
@@ -242,12 +237,10 @@ class LostRequests:
                 raise losses.error()
 
     def add(self, lives: Iterable[Incarnation], *parts: bytes) -> None:
-        """Note which instances have ended with a request."""
         digest = _digest(*parts)
         self._lives[digest] = self._lives.get(digest, frozenset()) | frozenset(lives)
 
     def discard(self, *parts: bytes) -> None:
-        """Forget a request that was answered."""
         self._lives.pop(_digest(*parts), None)
 
 

@@ -115,7 +115,6 @@ class RegistryView:
         return self._facts().parents.get(model)
 
     def serving_of(self, model: str, stage: ServingStage = ServingStage.WHOLE) -> tuple[InstanceRecord, ...]:
-        """Return the instances that take this stage of requests for `model`."""
         facts = self._facts()
         if model not in facts.models:  # callers may send any name: nothing is cached for it
             return ()
@@ -124,7 +123,6 @@ class RegistryView:
         return facts.serving_of[model, stage]
 
     def instances_of(self, model: str) -> tuple[InstanceRecord, ...]:
-        """Return the model's instances of all stages."""
         return tuple(each for stage in ServingStage for each in self.serving_of(model, stage))
 
     def placeholder_tokens_of(self, model: str) -> frozenset[str]:
@@ -186,11 +184,9 @@ class RegistryView:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Return the namespaces of all registered instances."""
         return frozenset(r.namespace_digest for r in self._facts().records if r.namespace_digest)
 
     def has_encoder(self, namespace_digest: str) -> bool:
-        """Return whether an encoder of this namespace is registered."""
         return namespace_digest in self._facts().encoder_namespaces
 
     def item_limits(self, namespace_digest: str) -> Mapping[Modality, int]:

@@ -40,8 +40,6 @@ from triptych_gateway.tracing import attributes
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """Routing policy of one stage."""
-
     stage: str
     filters: tuple[Filter, ...]
     scorers: tuple[tuple[str, float, Scorer], ...]  # with name and weight, which is above 0
@@ -229,7 +227,6 @@ def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[Instance
 
 
 def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord]) -> bool:
-    """Return whether all `encoders` share cores or GPU with `instance`."""
     own = instance.compute
     if own is None or own.sharing not in SHARED:
         return False

@@ -65,8 +65,6 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDemand:
-    """Demand of a request on instances."""
-
     model: str
     namespace_digest: str | None = None  # None: text only, any namespace
     served_by: ServedBy = ServedBy.STAGES

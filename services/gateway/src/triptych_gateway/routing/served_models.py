@@ -54,11 +54,7 @@ class ModelsFile(BaseModel):
 
 
 def read_models_file(path: Path) -> ModelsFile:
-    """Read and check the content of `path`.
-
-    Raises:
-        ModelsFileError: it is missing or malformed.
-    """
+    """Read and check the content of `path`. Raises ModelsFileError: it is missing or malformed."""
     try:
         content = read_yaml_file(path, f"the file of models {path}")
     except YamlFileError as error:

@@ -30,7 +30,6 @@ class RouteDemand:
     """Addresses `host:port` of instances for a stage, `prefill` or `decode`; both bound a whole request."""
 
     def allows(self, record: InstanceRecord, stage: ServingStage) -> bool:
-        """Return whether `record` may take `stage`."""
         limits = (hosts for of, hosts in self.hosts.items() if stage in (of, ServingStage.WHOLE))
         return all(host_of(record) in hosts for hosts in limits)
 
@@ -55,8 +54,6 @@ _HASH_BYTES = 7  # 53 bits of them make a float below 1 without rounding
 
 
 class VariantReason(StrEnum):
-    """Reasons for a request's variant."""
-
     ONLY_ONE = "only_one"
     HEADER = "header"  # the request names its version
     SHARE = "share"  # by the operator's weights
@@ -77,7 +74,6 @@ class Variant:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that distinguishes the variant from others of its model."""
         return self.version or "", self.namespace_digest or ""
 
 

@@ -51,7 +51,6 @@ class AnswerFacts:
         self._reasons: dict[int, str] = {}
 
     def feed_events(self, events: bytes) -> None:
-        """Read whole events of a stream."""
         self._last.append(events)
         if not self._first:
             self._first = events
@@ -69,7 +68,6 @@ class AnswerFacts:
         self._take_reasons(self._head)
 
     def attributes(self) -> Facts:
-        """Return the attributes at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
             self._head = _held(event)
         for events in self._last:

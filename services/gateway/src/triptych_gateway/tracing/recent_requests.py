@@ -61,7 +61,6 @@ class RecentRequest:
         self._shown_at = 0.0  # monotonic seconds
 
     def touch(self) -> None:
-        """Notify listeners of a change."""
         self._shown = None
         self._ring.on_change(self)
 
@@ -172,7 +171,6 @@ class Listener:
             self._has_changes.set()
 
     def forget(self, request: RecentRequest) -> None:
-        """Forget a request that has left the ring."""
         self._changed.pop(request.request_id, None)
 
     def take_changes(self) -> list[RecentRequest]:
@@ -183,7 +181,6 @@ class Listener:
         return taken
 
     async def wait_changes(self, limit_s: float) -> None:
-        """Wait for changes, at most `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._has_changes.wait()
@@ -264,7 +261,3 @@ class RecentRequests:
             yield listener
         finally:
             self._listeners.discard(listener)
-
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)

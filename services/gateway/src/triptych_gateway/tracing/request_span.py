@@ -92,7 +92,6 @@ class RequestSpan:
         self._recent.key_name = key_name
 
     def on_request(self, body: Mapping[str, Any], *, stream: bool, num_items: int) -> None:
-        """Record a body that has been read and is valid."""
         self.end_stage(Stage.BODY)
         if self._is_recording:
             parameters = parameters_of(body)
@@ -107,7 +106,6 @@ class RequestSpan:
             self._recent.touch()
 
     def on_model(self, model: str) -> None:
-        """Record that an instance serves `model`."""
         self.end_stage(Stage.QUEUE)
         self._span.set_attribute(attributes.REQUEST_MODEL, model)
         self._span.update_name(f"{self._operation} {model}")
@@ -135,7 +133,6 @@ class RequestSpan:
         return timings
 
     def on_decision(self, way: str, reason: str) -> None:
-        """Record the process that encodes."""
         self._span.set_attribute(attributes.DECISION, way)
         self._span.set_attribute(attributes.DECISION_REASON, reason)
         self._on_way(way, reason)
@@ -151,12 +148,10 @@ class RequestSpan:
         self._span.set_attribute(attributes.VERSION_REASON, reason)
 
     def on_local_encode(self, reason: str) -> None:
-        """Record that an instance encodes, for `reason`."""
         self._span.set_attribute(attributes.LOCAL_ENCODE, reason)
         self._on_way("local", reason)
 
     def on_local_encode_failed(self) -> None:
-        """Record that encoders encode after a failed local encode."""
         self._span.set_attribute(attributes.LOCAL_ENCODE_FAILED, True)
         self._on_way("remote", "local_encode_failed")
 
@@ -171,10 +166,7 @@ class RequestSpan:
         """Record the first chunk of a stream."""
         seconds = self._stages.end_first_chunk(sealed_at, time.monotonic())
         self._span.set_attributes(
-            {
-                attributes.SERVER_TIME_TO_FIRST_TOKEN: seconds,
-                attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds,
-            }
+            {attributes.SERVER_TIME_TO_FIRST_TOKEN: seconds, attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds}
         )
         if self._recent is not None:
             self._recent.first_token_at = self._stages.last_at
@@ -188,13 +180,11 @@ class RequestSpan:
             self.facts.feed_whole(body)
 
     def on_error(self, error_type: str) -> None:
-        """Record a code of the gateway's errors."""
         self._span.set_attribute(attributes.ERROR_TYPE, error_type[:MAX_ERROR_CHARS])
         if self._recent is not None:
             self._recent.error_type = error_type[:MAX_ERROR_CHARS]
 
     def end(self, status: int) -> None:
-        """Record the end of the answer, good or not."""
         self._span.set_attribute(attributes.HTTP_STATUS, status)
         if status >= 500:
             self._span.set_status(StatusCode.ERROR)
@@ -224,13 +214,7 @@ def _number(value: object) -> int | None:
 
 @contextmanager
 def request_span(
-    request_id: str,
-    *,
-    operation: str,
-    route: str,
-    scope: Scope,
-    arrived_at: float,
-    context: Context,
+    request_id: str, *, operation: str, route: str, scope: Scope, arrived_at: float, context: Context
 ) -> Iterator[RequestSpan]:
     """Run the block in the span; its parent is the caller's span, if `context` has one."""
     address = address_of(scope)

@@ -43,11 +43,9 @@ class FirstTokenStages:
         return self.last_at - self.arrived_at
 
     def end_encode(self, sealed_at: float, now: float) -> None:
-        """End the encode at `sealed_at`, if that is after the dispatch."""
         self.end(Stage.ENCODE, min(sealed_at, now))
 
     def as_ms(self) -> dict[Stage, float]:
-        """Return milliseconds of the stages that have ended."""
         spent: dict[Stage, float] = {}
         for stage, since, until in self.segments:
             spent[stage] = spent.get(stage, 0.0) + until - since
@@ -87,7 +85,6 @@ class ItemTiming:
         return self.sealed_at is None and self.source in (ItemSource.ENCODED, ItemSource.JOINED)
 
     def on_known(self, source: ItemSource) -> None:
-        """Record that its sizes are known from before."""
         self.source = source
 
     def on_joined(self, now: float) -> None:

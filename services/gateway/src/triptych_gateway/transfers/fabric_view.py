@@ -13,8 +13,6 @@ from triptych_gateway.routing.registry_view import RegistryView
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts from one read of the registry."""
-
     records: tuple[InstanceRecord, ...] = ()
     stores: frozenset[str] = frozenset()
     store_of: dict[str, str] = field(default_factory=dict)  # by instance
@@ -125,7 +123,6 @@ class LinkRates:
         return self.seconds(link, num_bytes, now) if self.is_measured(link, now) else None
 
     def is_measured(self, link: Link, now: float) -> bool:
-        """Return whether the link has an estimate of its own."""
         cost = self._costs.get(link)
         return cost is not None and cost.line(now) is not None
 

@@ -29,8 +29,6 @@ Places = Mapping[MmHash, Sequence[EntryPlace]]
 
 @dataclass(frozen=True, slots=True)
 class TransferSource:
-    """Store that has all of an item, or will have."""
-
     store: str
     num_bytes: int
     is_sealed: bool  # now; else an encoder is at it

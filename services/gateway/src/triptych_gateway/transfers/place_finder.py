@@ -12,7 +12,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.item_wait import EntriesRead, ItemWait, StoreLost
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.transfers.fabric_view import FabricView, LinkRates
 from triptych_gateway.transfers.next_step import (
@@ -66,7 +66,6 @@ class DirectoryNotes:
         return (self._being_removed.keys() | self._to_remove.keys()) - self._to_add.keys()
 
     def add(self, noted: Iterable[NotedPlace]) -> None:
-        """Note that the stores have these entries."""
         _put(noted, self._to_add, instead_of=self._to_remove)
         self._wake()
 
@@ -185,8 +184,8 @@ class PlaceFinder:
         now = time.monotonic()
         lacking = [each for each in items if not self.sources_of(each, target or "", [item_wait], now)]
         entries = chain.from_iterable(map(self.entries_of, lacking))
-        item_wait.on_event(EntriesRead(dict.fromkeys(entries, ())))
-        item_wait.on_event(EntriesRead(await self.read(items, item_wait.entry_places)))
+        item_wait.on_entries_read(dict.fromkeys(entries, ()))
+        item_wait.on_entries_read(await self.read(items, item_wait.entry_places))
 
     async def look_up(self, needed: Iterable[tuple[MmHash, Sequence[ItemWait]]]) -> None:
         """Read the directory again, for items and the requests that wait for each: one round trip."""
@@ -195,7 +194,7 @@ class PlaceFinder:
         for item, item_waits in items:
             places = {entry: found[entry] for entry in self.entries_of(item) if entry in found}
             for item_wait in item_waits:
-                item_wait.on_event(EntriesRead(places))
+                item_wait.on_entries_read(places)
 
     def is_encoding(self, item: MmHash) -> bool:
         """Return whether a job of the item is under way, as far as this gateway knows."""
@@ -218,7 +217,7 @@ class PlaceFinder:
         entries = self.entries_of(item)
         self._orders.places.forget(item, store)
         for each in item_waits:
-            each.on_event(StoreLost(entries, store))
+            each.on_store_lost(entries, store)
         for entry in entries:
             generation = self._fabric.generation_of(store)
             if generation is not None:

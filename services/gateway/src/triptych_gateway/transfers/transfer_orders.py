@@ -27,7 +27,7 @@ from triptych_common.protocol.transfers import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.item_wait import ItemNeededAgain, ItemWait, TargetChosen, TransferGivenUp
+from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.settings import TransferSettings
@@ -110,7 +110,7 @@ class TransferOrders:
 
         Their sizes are known. With one registered store, nothing is done.
         """
-        item_wait.on_event(TargetChosen(record.store or item_wait.target))
+        item_wait.on_target_chosen(record.store or item_wait.target)
         old = [
             each.mm_hash
             for each in self._join(item_wait, record.store)
@@ -196,7 +196,7 @@ class TransferOrders:
             return False
         if self._fabric.store_of(message.prefill_decode) not in (None, transfer.target):
             return True  # by an instance that the request has left
-        item_wait.on_event(ItemNeededAgain(mm_hash))
+        item_wait.on_needed_again(mm_hash)
         state, transfer.is_missed = transfer.state, True
         is_lost = message.reason == "writer_lost" and transfer.loses_writer(time.monotonic())
         if state in (TransferState.HELD, TransferState.FAILED):
@@ -288,7 +288,7 @@ class TransferOrders:
         log.warning("item not brought to the store of its prefill_decode", **fields)
         self.table.give_up(transfer)
         for item_wait in self._waits_of(transfer):
-            item_wait.on_event(TransferGivenUp(transfer.mm_hash))
+            item_wait.on_transfer_given_up(transfer.mm_hash)
 
     def _show(
         self, transfer: Transfer, now: float, result: str, completed: TransferCompleted | None = None
@@ -314,7 +314,6 @@ class TransferOrders:
                     self._on_place(transfer, place)
 
     def _on_place(self, transfer: Transfer, place: ItemPlace) -> None:
-        """Record that an encoder makes the item at a place, or has it."""
         self.table.made_again(transfer, place.store)
         if transfer.state is TransferState.ORDERED and transfer.due_at == NEVER:
             if transfer.source != place.store:  # its encoder was lost, and another one makes it
@@ -395,11 +394,7 @@ class TransferOrders:
 
 
 def transfer_order(
-    transfer: Transfer,
-    source: str,
-    entries: tuple[MmHash, ...],
-    gateway: str,
-    item_waits: Iterable[ItemWait],
+    transfer: Transfer, source: str, entries: tuple[MmHash, ...], gateway: str, item_waits: Iterable[ItemWait]
 ) -> TransferOrder:
     """Return the order to the agent of store `source`, of the highest class among `item_waits`."""
     classes = (each.fair_key.encode_class for each in item_waits)

@@ -39,8 +39,6 @@ ALLOWED: dict[TransferState, frozenset[TransferState]] = {
 
 
 class OrderReason(StrEnum):
-    """Reasons for the order of a push."""
-
     NEW = "new"  # an encoder makes it, or has just found it
     DIRECTORY = "directory"  # it was encoded before, for another store
     EVICTED = "evicted"  # the target had it, and has it no more
@@ -109,7 +107,6 @@ class ItemTransfers:
         return self._transfers.get((mm_hash, target))
 
     def of_item(self, mm_hash: MmHash) -> list[Transfer]:
-        """Return the item's transfers to all targets."""
         return list(self._by_item.get(mm_hash, {}).values())
 
     def ordered(self, transfer_id: str) -> Transfer | None:
@@ -117,7 +114,6 @@ class ItemTransfers:
         return self._by_id.get(transfer_id)
 
     def join(self, mm_hash: MmHash, target: str, request_id: RequestId) -> Transfer:
-        """Record that `request_id` needs the item at `target` from now on."""
         transfer = self._transfers.get((mm_hash, target))
         if transfer is None:
             transfer = self._transfers[mm_hash, target] = Transfer(mm_hash, target)
@@ -205,7 +201,6 @@ class ItemTransfers:
         return min((each.due_at for each in self), default=float("inf"))
 
     def bytes_under_way(self, source: str, target: str) -> int:
-        """Return the bytes of all running orders on the link."""
         return sum(
             each.num_bytes for each in self._by_id.values() if each.source == source and each.target == target
         )

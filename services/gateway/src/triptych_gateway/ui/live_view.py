@@ -57,14 +57,11 @@ PAGE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page, as sent."""
-
     content: bytes
     media_type: str
 
 
 def read_page_files() -> dict[str, PageFile]:
-    """Read all files of the page, by name."""
     folder = files(__package__).joinpath("static")
     return {
         each.name: PageFile(each.read_bytes(), _TYPES[suffix])
@@ -103,11 +100,9 @@ class LiveView:
         return {"system": known, "requests": self.as_json(self._recents.visible_to(self.owner))}
 
     def running(self) -> list[RecentRequest]:
-        """Return running requests among those that are shown."""
         return [each for each in self._recents.visible_to(self.owner) if each.status is None]
 
     def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:
-        """Return fragments for `orjson.dumps`."""
         now = time.monotonic()
         return [each.as_fragment(now) for each in requests]
 
@@ -122,8 +117,6 @@ PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):
-    """Stream of events for one caller."""
-
     media_type = "text/event-stream"
 
     def __init__(

@@ -23,8 +23,6 @@ TIMEOUT_S = 0.5
 
 
 class StoreReader:
-    """Reader of the store's use, for one event loop."""
-
     def __init__(self, socket_path: Path, client_name: str) -> None:
         self._socket_path = socket_path
         self._client_name = client_name
@@ -72,8 +70,6 @@ DIGEST_CHARS = 12  # of a namespace's, which are shown
 
 
 class SystemView:
-    """View of the system, for one event loop."""
-
     def __init__(
         self,
         *,

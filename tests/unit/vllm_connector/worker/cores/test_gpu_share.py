@@ -13,8 +13,7 @@ from triptych_common.region.cuda.driver import CudaError
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores import opening
 from triptych_vllm_connector.worker.cores.compute_share import FixedShare
-from triptych_vllm_connector.worker.cores.gpu_share import gpu_compute, gpu_share
-from triptych_vllm_connector.worker.cores.opening import open_share
+from triptych_vllm_connector.worker.cores.opening import gpu_compute, gpu_share, open_share
 
 CUDA_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

@@ -27,7 +27,6 @@ class HostReport:
 
     @property
     def agents(self) -> tuple[InstanceRecord, ...]:
-        """Fabric agents of the host, one for each of its stores."""
         return tuple(each for each in self.instances if each.role is Role.FABRIC)
 
     @property
@@ -84,7 +83,6 @@ def hosts_table(hosts: Sequence[HostReport]) -> Table:
 
 
 def links_table(links: Sequence[tuple[str, FabricLink]]) -> Table:
-    """Table of links, as their sources see them."""
     numbers = ("in flight", "sent", "rate")
     table = plain_table(
         "from store", "to store", "transport", "state", *numbers, "last failure", right=numbers

@@ -16,8 +16,6 @@ PCI_BUS_ID_BYTES = 32
 
 
 class RuntimeDriver:
-    """CUDA runtime calls, with their errors raised."""
-
     def __init__(self, device: int) -> None:
         self._device = device
         try:
@@ -139,7 +137,6 @@ def _call(name: str, result: tuple[Any, ...]) -> Any:
 
 
 def _call_driver(name: str, result: tuple[Any, ...]) -> Any:
-    """Return the value of a driver call, whose errors have names of their own."""
     code, *values = result
     if code != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(f"{name}: {code.name}")

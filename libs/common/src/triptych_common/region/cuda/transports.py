@@ -88,8 +88,6 @@ class TorchDevice:
 
 
 class RegisteredRegion:
-    """The region, registered with CUDA once for the process."""
-
     def __init__(
         self, driver: CudaDriver, mapping: RegionMapping, max_piece_bytes: int = MAX_PIECE_BYTES
     ) -> None:
@@ -308,16 +306,3 @@ def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
         except CudaError as error:  # CUDA itself has failed: nothing runs any more
             log.warning("cuda copy not waited for", error=str(error))
         raise
-
-
-__all__ = [
-    "DeviceRange",
-    "PinnedReader",
-    "PinnedWriter",
-    "RegisteredRegion",
-    "SlabReader",
-    "SlabWriter",
-    "TensorDevice",
-    "TorchDevice",
-    "wait_for_current",
-]

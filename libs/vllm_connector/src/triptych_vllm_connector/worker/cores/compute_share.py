@@ -1,12 +1,23 @@
 """Compute share: a worker's part of the host's cores or of a GPU, and the share that is fixed."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import nn
 
 from triptych_common.cores.sharing import Work
 from triptych_common.protocol.messages import Compute
-from triptych_vllm_connector.worker.cores.core_range import CoreRange
+
+
+@dataclass
+class CoreRange:
+    """Fewest and most cores of one step, whose layers may have had different numbers."""
+
+    fewest: int
+    most: int
+
+    def add(self, num_cores: int) -> None:
+        self.fewest, self.most = min(self.fewest, num_cores), max(self.most, num_cores)
 
 
 class ComputeShare(Protocol):

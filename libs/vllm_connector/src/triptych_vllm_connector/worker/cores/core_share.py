@@ -32,7 +32,7 @@ from triptych_common.cores.usable import core_quota, nice_stays_inside, num_usab
 from triptych_common.protocol.messages import Compute, Sharing
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.worker.cores.core_range import CoreRange
+from triptych_vllm_connector.worker.cores.compute_share import CoreRange
 
 log = get_logger(__name__)
 
@@ -227,7 +227,6 @@ class CoreShare:
         self._board.publish(Work.IDLE)
 
     def close(self) -> None:
-        """Remove this worker from the board."""
         self._board.close()
 
     def _resize(self, num_threads: int) -> None:

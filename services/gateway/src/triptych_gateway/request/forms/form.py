@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import ChatBody, FormBody
+from triptych_gateway.endpoints.endpoint import ChatBody, FormBody
 from triptych_gateway.request.content_parts import MediaPart, find_media
 
 Fields = dict[str, Any]
@@ -27,11 +27,7 @@ class Form:
 
 
 def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) -> None:
-    """Add the media of one message.
-
-    Raises:
-        RequestError: 400, too many.
-    """
+    """Add the media of one message. Raises RequestError: 400, too many."""
     media += found
     if len(media) > max_items:
         fault = f"a request may hold {max_items} media items at most"
@@ -39,11 +35,7 @@ def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) ->
 
 
 def check_role(message: Fields, roles: frozenset[str], path: str) -> str:
-    """Return the role of the message at `path`.
-
-    Raises:
-        RequestError: 400.
-    """
+    """Return the role of the message at `path`. Raises RequestError: 400."""
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")

@@ -169,7 +169,6 @@ class _GrammarCheck:
         return self._check_repeats(repeats * max(int(min(most, 1 << 32)), 1))
 
     def read_choice(self, choice: Any) -> None:
-        """Read a list of texts to choose from."""
         if isinstance(choice, list):
             self._add_alternatives(len(choice))
             self._add_chars(sum(len(each) + 2 for each in choice if isinstance(each, str)))

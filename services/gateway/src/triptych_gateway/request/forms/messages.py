@@ -13,14 +13,9 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.endpoints.bodies import FormBody, MessagesBody
+from triptych_gateway.endpoints.endpoint import FormBody, MessagesBody
 from triptych_gateway.request.content_parts import MediaPart, Place, format_place
-from triptych_gateway.request.forms.form import (
-    Fields,
-    Form,
-    add_media,
-    check_role,
-)
+from triptych_gateway.request.forms.form import Fields, Form, add_media, check_role
 from triptych_gateway.request.placeholder_tokens import BILLING_HEADER
 
 ROLES = frozenset({"user", "assistant", "system"})

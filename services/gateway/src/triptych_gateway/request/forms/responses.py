@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import FormBody, ResponseBody
+from triptych_gateway.endpoints.endpoint import FormBody, ResponseBody
 from triptych_gateway.endpoints.response_fields import ITEM_TYPES
 from triptych_gateway.request.content_parts import (
     MEDIA_TYPES,
@@ -18,12 +18,7 @@ from triptych_gateway.request.content_parts import (
     find_media,
     format_place,
 )
-from triptych_gateway.request.forms.form import (
-    Fields,
-    Form,
-    add_media,
-    not_beside_media,
-)
+from triptych_gateway.request.forms.form import Fields, Form, add_media, not_beside_media
 
 IMAGE_TYPE = "input_image"
 TEXT_TYPE = "input_text"

@@ -76,8 +76,6 @@ def _size_of(block: int) -> int:
 
 
 class ServingStage(StrEnum):
-    """Stage of a request that an instance serves."""
-
     WHOLE = "whole"  # prefill and decode
     PREFILL = "prefill"  # its KV cache is kept for an instance that decodes
     DECODE = "decode"  # from a KV cache that another instance has made

@@ -6,9 +6,9 @@ counts until the next heartbeat. This gateway's own requests count exactly.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -43,7 +43,6 @@ class PrefixMemory:
         return len(self._sizes)
 
     def set_capacity(self, kv_cache_tokens: int | None) -> None:
-        """Set the capacity that the instance announces."""
         self._max_bytes = DEFAULT_BYTES if kv_cache_tokens is None else kv_cache_tokens * BYTES_PER_TOKEN
         self._trim()
 
@@ -120,7 +119,6 @@ class ServingRate:
     _ended_at: float | None = None  # the last request, while the instance was busy
 
     def end_request(self, seconds: float, num_tokens: float, num_in_flight: int, now: float) -> None:
-        """Record the end of a request that took `seconds`, with `num_in_flight` there before it ended."""
         if num_in_flight < MIN_BUSY:
             self._single.add(seconds, num_tokens)
             self._ended_at = None
@@ -130,7 +128,6 @@ class ServingRate:
         self._ended_at = now
 
     def request_s(self, num_requests: float) -> float:
-        """Return the seconds that the instance takes for `num_requests`."""
         mean = self._mean
         return num_requests * (mean.seconds / mean.num_requests if mean.num else FIRST_REQUEST_S)
 
@@ -151,22 +148,6 @@ MAX_ADAPTERS_IN_USE = 4  # adapters in use: vLLM keeps few of the loaded ones wh
 ITEM_TOKENS = 1024  # of an item; beside BYTES_PER_TOKEN only the proportion matters
 LOAD_TTL_S = 5.0  # of an announced load: Redis may be away
 
-Key = TypeVar("Key", bound=Hashable)
-
-
-class _RecentKeys(Generic[Key]):
-    def __init__(self, max_keys: int) -> None:
-        self._keys: LRUCache[Key, None] = LRUCache(max_keys)
-
-    def add(self, key: Key) -> None:
-        self._keys[key] = None
-
-    def drop(self, key: Key) -> None:
-        self._keys.pop(key, None)
-
-    def holds(self, key: Key) -> bool:
-        return key in self._keys
-
 
 class _New(NamedTuple):
     """Blocks and items that one request sent to an instance for the first time."""
@@ -177,19 +158,15 @@ class _New(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Work that waits at an instance, in seconds of that instance."""
-
     prefill_s: float
     decode_s: float
 
 
 class _Sent:
-    """Blocks and items sent to one incarnation of an instance."""
-
     def __init__(self) -> None:
         self.prefixes = PrefixMemory()
-        self.items: _RecentKeys[MmHash] = _RecentKeys(MAX_ITEMS)
-        self.adapters: _RecentKeys[str] = _RecentKeys(MAX_ADAPTERS_IN_USE)
+        self.items: LRUCache[MmHash, None] = LRUCache(MAX_ITEMS)
+        self.adapters: LRUCache[str, None] = LRUCache(MAX_ADAPTERS_IN_USE)
 
 
 class InstanceState:
@@ -211,7 +188,6 @@ class InstanceState:
         self._new: dict[int, _New] = {}  # by the requests in flight, as objects
 
     def observe(self, record: InstanceRecord, now: float) -> None:
-        """Record the registry's record of the instance."""
         if record.boot_id != self._boot_id:
             self._boot_id, self._beat = record.boot_id, 0
             self._announced_at = float("-inf")
@@ -230,10 +206,10 @@ class InstanceState:
             return
         self._num_prompt_bytes += request.num_prompt_bytes
         self._num_prompt_tokens += _num_tokens(request)
-        items = tuple(each for each in request.items if not self._sent.items.holds(each))
+        items = tuple(each for each in request.items if each not in self._sent.items)
         for mm_hash in request.items:
-            self._sent.items.add(mm_hash)
-        self._sent.adapters.add(request.model)
+            self._sent.items[mm_hash] = None
+        self._sent.adapters[request.model] = None
         chains = self._sent.prefixes.remember(request.prompt.blocks) if request.is_prompt_read else ()
         self._new[id(request)] = _New(chains, items, now)
 
@@ -253,7 +229,7 @@ class InstanceState:
         elif new is not None:
             self._sent.prefixes.forget(new.chains)
             for mm_hash in new.items:
-                self._sent.items.drop(mm_hash)
+                self._sent.items.pop(mm_hash, None)
 
     def num_requests(self, now: float) -> int:
         """Return the requests in flight there, of all gateways as far as known."""
@@ -275,7 +251,6 @@ class InstanceState:
         return Waiting(self._rate.prompt_s(share * num_tokens, num_own), self._rate.request_s(num_own))
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
-        """Return the candidate for one choice."""
         load = record.load if self._is_load_known(now) else None
         return Candidate(
             record,
@@ -285,8 +260,8 @@ class InstanceState:
             is_suspect=self.suspect_until > now,
             picked_at=self.picked_at,
             prefix_share=self._sent.prefixes.share_of,
-            holds_item=self._sent.items.holds,
-            used_adapter=self._sent.adapters.holds,
+            holds_item=self._sent.items.__contains__,
+            used_adapter=self._sent.adapters.__contains__,
         )
 
     def _is_load_known(self, now: float) -> bool:

@@ -158,8 +158,6 @@ Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
 
 class StageProfile(BaseModel):
-    """Profile of one stage's choice."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: Mapping[str, Weight] = {}
@@ -183,7 +181,6 @@ class StageProfile(BaseModel):
         return filters
 
     def changed_by(self, other: "StageProfile") -> Self:
-        """Return this profile with the fields of `other`, and its weights one by one."""
         said = {name: getattr(other, name) for name in other.model_fields_set}
         if "weights" in said:
             said["weights"] = {**self.weights, **said["weights"]}

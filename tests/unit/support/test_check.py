@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli.commands import check
+from tests.support import check
 
 NEW = "services/gateway/src/triptych_gateway/routing/new_module.py"
 
 
 def test_a_changed_module_has_its_package_and_its_tests_checked() -> None:
-    found = dict(check.steps_for(["libs/cli/src/triptych_cli/commands/check.py", "docs/development.md"]))
+    found = dict(check.steps_for(["libs/cli/src/triptych_cli/commands/bench.py", "docs/development.md"]))
     assert found.keys() == {"lint", "format", "types", "imports", "tests"}
-    assert found["lint"][-1] == found["format"][-1] == "libs/cli/src/triptych_cli/commands/check.py"
+    assert found["lint"][-1] == found["format"][-1] == "libs/cli/src/triptych_cli/commands/bench.py"
     assert found["types"][-1] == "libs/cli/src/triptych_cli"
-    assert found["tests"][-1] == "tests/unit/cli/commands/test_check.py"
+    assert found["tests"][-1] == "tests/unit/cli/commands/test_bench.py"
 
 
 def test_the_nearest_folder_stands_for_a_module_without_a_test_of_its_name() -> None:

@@ -146,3 +146,7 @@ def summarize(ran: Iterable[Ran], elapsed_s: dict[str, float]) -> None:
         for reason, count in skipped.most_common():
             reasons.add_row(str(count), escape(reason))
         out.print(reasons)
+
+
+if __name__ == "__main__":  # `./triptych test`: a layer, perhaps "" for all, and arguments of pytest
+    sys.exit(run_tests(sys.argv[1] or None, sys.argv[2:]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.commands.tests import run_tests
+from tests.support.layers import run_tests
 
 
 @pytest.fixture

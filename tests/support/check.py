@@ -110,7 +110,6 @@ def _run(command: list[str]) -> tuple[int, str, float]:
 
 
 def _packages() -> list[str]:
-    """Source folders of the members."""
     found = chain.from_iterable(
         CHECKOUT.glob(f"{group}/*/src/triptych_*/__init__.py") for group in ("libs", "services")
     )
@@ -132,3 +131,7 @@ def _tool(name: str) -> str:
 def _git(*arguments: str) -> list[str]:
     done = subprocess.run(["git", *arguments], check=False, cwd=CHECKOUT, capture_output=True, text=True)
     return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+if __name__ == "__main__":  # `./triptych check`
+    sys.exit(check("--changed" in sys.argv[1:]))
