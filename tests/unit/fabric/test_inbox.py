@@ -127,11 +127,6 @@ def send_rest(bench: Inbox, blocks: memoryview) -> None:
     bench.inbox.on_frame(FrameHeader(FrameKind.CHUNK, 1, 8), b"")
 
 
-async def test_a_chunk_goes_where_it_began(half_chunk: tuple[Inbox, memoryview]) -> None:
-    send_rest(*half_chunk)
-    assert bytes(half_chunk[1]) == b"abcdefgh"
-
-
 async def test_the_rest_of_a_chunk_of_an_offer_that_has_ended_is_dropped(
     half_chunk: tuple[Inbox, memoryview],
 ) -> None:

@@ -164,14 +164,6 @@ def test_a_large_tensor_takes_the_place_of_cheap_neighbours(make_client: Callabl
     assert client.states() == "rp" + "aaaa" + "r" * 10
 
 
-def test_the_reserve_is_for_granted_ones(make_client: Callable[..., Client]) -> None:
-    client = make_client(Limits(num_reserve_blocks=4))
-    for number in range(12):
-        client.reserve(number)
-    assert code(client.reserve(13)) == "full"
-    assert isinstance(client.reserve(13, may_use_reserve=True), wire.Reserved)
-
-
 def test_what_can_be_evicted_counts_as_free_for_the_reserve(make_client: Callable[..., Client]) -> None:
     client = make_client(Limits(num_reserve_blocks=4))
     for number in range(30):
