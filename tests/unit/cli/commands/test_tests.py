@@ -33,13 +33,6 @@ def test_layers_without_processes_come_first_and_chaos_last_several_files_at_a_t
     ]  # fmt: skip
 
 
-def test_a_run_shows_failures_at_once_and_has_no_limit_of_its_own(runs: list[list[str]]) -> None:
-    run_tests(None, [])
-    for run in runs:
-        assert "--instafail" in run
-        assert not any("timeout" in option for option in run)
-
-
 REPORT = """<testsuites><testsuite name="pytest">
 <testcase classname="tests.unit.cli.test_a" name="test_slow[x]" time="7.5"/>
 <testcase classname="tests.property.test_b" name="test_quick" time="0.5"/>

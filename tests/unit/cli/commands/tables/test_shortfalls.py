@@ -54,8 +54,3 @@ def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: str, 
 )
 def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: str) -> None:
     assert shortfalls(records, CONFIG, asked) == []
-
-
-def test_a_model_of_text_alone_needs_no_tower() -> None:
-    records = [record(Role.ENCODE_PREFILL_DECODE)]
-    assert shortfalls(records, {"architectures": ["LlamaForCausalLM"]}, "auto") == []
