@@ -181,21 +181,6 @@ async def test_an_item_that_failed_and_is_asked_for_again_is_brought(world: Worl
         assert world.transfer().state is TransferState.HELD
 
 
-async def test_what_prefill_decode_asks_for(world: World) -> None:
-    with world.transfers.hold(wait_of()):
-        assert not world.need(), "nobody has it: an encode"
-        world.announce(S1, sealed=True)
-        order = await world.until_orders(1)
-        assert world.need(), "it is on its way"
-        world.complete(order)
-        assert world.need(), "evicted: once more from there"
-        order = await world.until_orders(2)
-        world.fail(order, TransferFailureKind.ABSENT)  # and there, too
-        await until(lambda: world.encoded_near == [TARGET])
-        assert not world.need()
-    assert not world.need(), "its request has left"
-
-
 async def test_a_late_writer_lost_of_the_first_attempt_does_not_fail_the_second(world: World) -> None:
     with world.transfers.hold(wait_of()):
         world.announce(S1, sealed=True)
