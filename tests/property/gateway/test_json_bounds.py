@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.request.body_bounds import (
-    MAX_DEPTH,
-    MIN_MEDIA_BYTES,
-    check_bounds,
-    count_values,
-)
+from triptych_gateway.request.body_bounds import MAX_DEPTH, MIN_MEDIA_BYTES, check_bounds, count_values
 from triptych_gateway.settings import RequestSettings
 
 NASTY = st.text(alphabet='"\\[]{},: adt/\n\té\U0001f600', max_size=12)

@@ -14,13 +14,7 @@ from triptych_fabric.receiver import peer as peer_module
 from triptych_fabric.receiver.peer import MAX_UNREAD_FRAMES, EntryInbox
 from triptych_fabric.receiver.reception import ReservedPlace
 from triptych_fabric.transports.transport import Sink, Transport
-from triptych_fabric.wire.frames import (
-    MAX_LIVE_OFFERS,
-    FrameHeader,
-    FrameKind,
-    Offer,
-    OfferFailed,
-)
+from triptych_fabric.wire.frames import MAX_LIVE_OFFERS, FrameHeader, FrameKind, Offer, OfferFailed
 from triptych_fabric.wire.handshake import Admitted
 
 BODY = (

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_fabric.wire.keys import (
-    Credentials,
-    FabricKeyError,
-    Transcript,
-    load_credentials,
-)
+from triptych_fabric.wire.keys import Credentials, FabricKeyError, Transcript, load_credentials
 
 KEY = Credentials(b"k" * 32)
 TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", "tcp", b"")

@@ -298,10 +298,7 @@ def test_tokens_that_were_not_known_are_looked_for_later() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        ["<im", "x-anthropic-billing-header: a", "age>"],
-        ["<im", "x-anthropic-billing-header: a\nage>"],
-    ],
+    [["<im", "x-anthropic-billing-header: a", "age>"], ["<im", "x-anthropic-billing-header: a\nage>"]],
 )
 def test_a_line_that_vllm_cuts_hides_no_placeholder(parts: list[str]) -> None:
     content = [{"type": "text", "text": part} for part in parts]

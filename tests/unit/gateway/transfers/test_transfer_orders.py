@@ -265,11 +265,7 @@ async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
 async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no_more(world: World) -> None:
     waits, settled = [wait_of("r-1"), wait_of("r-2")], wait_of("r-3")
     settled.on_event(AnswerBegan())
-    with (
-        world.transfers.hold(waits[0]),
-        world.transfers.hold(waits[1]),
-        world.transfers.hold(settled),
-    ):
+    with world.transfers.hold(waits[0]), world.transfers.hold(waits[1]), world.transfers.hold(settled):
         for number in range(1, 4):
             world.announce(S1, sealed=True)
             world.fail(await world.until_orders(number), TransferFailureKind.TARGET_FULL)

@@ -63,11 +63,7 @@ def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(en
 # ---- failures -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "reply",
-    [
-        StoreUnavailableError("gone"),
-        StoreFailure(seq=1, code="internal", detail="broken"),
-        Done(seq=1),
-    ],
+    [StoreUnavailableError("gone"), StoreFailure(seq=1, code="internal", detail="broken"), Done(seq=1)],
 )
 def test_a_store_that_refuses_fails_those_that_wait(engine: Engine, reply: object) -> None:
     waiting, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])

@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.vllm_connector.fake_engine import (
-    FakeRequest,
-    fake_request,
-    pinned,
-    whole_request,
-)
+from tests.support.vllm_connector.fake_engine import FakeRequest, fake_request, pinned, whole_request
 from tests.support.vllm_connector.played_engine import IDLE, A, B
 from tests.support.vllm_connector.played_engine import Engine as PlayedEngine
 from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S

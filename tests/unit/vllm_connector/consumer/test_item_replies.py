@@ -108,11 +108,7 @@ def test_a_message_is_not_repeated(replies: Replies) -> None:
 
 def test_a_decision_can_be_revoked_and_taken_again(replies: Replies) -> None:
     replies.on_metadata(KEY)
-    sent = [
-        *replies.grant(),
-        *replies.decline("prefix_cached"),
-        *replies.grant(),
-    ]
+    sent = [*replies.grant(), *replies.decline("prefix_cached"), *replies.grant()]
     assert [what for _, _, what in short(sent)] == ["granted", "declined", "granted"]
 
 

@@ -11,10 +11,7 @@ from triptych_common.domain.engine_args import option_value
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host import kv_transfer
-from triptych_vllm_connector.host.engine_options import (
-    UnsupportedOptionError,
-    prefill_decode_options,
-)
+from triptych_vllm_connector.host.engine_options import UnsupportedOptionError, prefill_decode_options
 from triptych_vllm_connector.host.kv_transfer import (
     LAST_PORT,
     address_of,

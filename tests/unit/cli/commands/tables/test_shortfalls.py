@@ -30,11 +30,7 @@ def record(role: Role = Role.ENCODE, **fields: Any) -> InstanceRecord:
             "auto",
             "prefill-decode-0 uses redis, not shared",
         ),
-        (
-            [record(slab_failure="no rights")],
-            "cuda_ipc",
-            "uses pinned_shm, not cuda_ipc: no rights",
-        ),
+        ([record(slab_failure="no rights")], "cuda_ipc", "uses pinned_shm, not cuda_ipc: no rights"),
         ([record()], "cuda_ipc", "encode-0 uses pinned_shm, not cuda_ipc"),
         ([record(), record(Role.ENCODE_PREFILL_DECODE)], "auto", "encode-prefill-decode-0 encodes nothing"),
     ],

@@ -5,15 +5,11 @@ import gc
 import pytest
 import torch
 
-from tests.support.cuda.cuda_samples import (
-    mapping_address,
-)
+from tests.support.cuda.cuda_samples import mapping_address
 from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
-from triptych_common.region.cuda.transports import (
-    DeviceRange,
-)
+from triptych_common.region.cuda.transports import DeviceRange
 
 
 class TestRules:

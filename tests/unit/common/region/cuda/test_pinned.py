@@ -15,12 +15,7 @@ from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import EventReleaser
-from triptych_common.region.cuda.transports import (
-    PinnedReader,
-    PinnedWriter,
-    RegisteredRegion,
-    TorchDevice,
-)
+from triptych_common.region.cuda.transports import PinnedReader, PinnedWriter, RegisteredRegion, TorchDevice
 
 
 # ---- pinned_shm ----------------------------------------------------------------------------------

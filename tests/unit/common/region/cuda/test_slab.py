@@ -23,11 +23,7 @@ from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping
-from triptych_common.region.cuda.transports import (
-    DeviceRange,
-    SlabReader,
-    SlabWriter,
-)
+from triptych_common.region.cuda.transports import DeviceRange, SlabReader, SlabWriter
 from triptych_common.region.fence import StaleDescriptorError, StaleReservationError
 from triptych_common.region.tensor_view import address_range
 
