@@ -235,11 +235,6 @@ class TestGpus:
         waves = [{service.name for service in wave} for wave in topology.stop_waves()]
         assert waves[1] == {"encoder-0", "prefill_decode-0", "prefill_decode-1"}
 
-    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
-        topology = planned(replace(OPTIONS, gpus=("0",), counts=RoleCounts(3, 3)))
-        waves = topology.stop_waves()
-        assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
-
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -366,8 +361,13 @@ class TestSeveralHosts:
         ]  # fmt: skip
         assert by_name(planned(self.FIRST))["fabric-a"].after == {"store-a", "redis"}
 
-    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
-        waves = planned(self.FIRST).stop_waves()
+    @pytest.mark.parametrize(
+        "options", [FIRST, replace(OPTIONS, gpus=("0",), counts=RoleCounts(3, 3))], ids=["hosts", "gpu"]
+    )
+    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(
+        self, options: ResolvedOptions
+    ) -> None:
+        waves = planned(options).stop_waves()
         assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
 
     def test_the_agent(self) -> None:
