@@ -14,12 +14,7 @@ import yaml
 
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.system.engines import CPU_ENGINE_ENV
-from triptych_common.cores.gpu_plan import (
-    ENCODER_SHARE,
-    SLAB_SHARE,
-    SMALLEST_SLAB_BYTES,
-    memory_shares,
-)
+from triptych_common.cores.gpu_plan import ENCODER_SHARE, SLAB_SHARE, SMALLEST_SLAB_BYTES, memory_shares
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
 from triptych_fabric.settings import FabricSettings

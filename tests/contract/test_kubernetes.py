@@ -171,171 +171,132 @@ def settings(manifests: list[Manifest], name: str) -> dict[str, str]:
 
 
 Break = Callable[[list[Manifest]], object]
-MUTATIONS: dict[str, tuple[Rule, Break]] = {
-    "no liveness": (probes_are_the_services_checks, lambda m: encoder(m).main.pop("livenessProbe")),
-    "ready by HTTP": (
-        probes_are_the_services_checks,
-        lambda m: gateway(m).main.update(readinessProbe={"httpGet": {"path": "/health", "port": "http"}}),
-    ),
-    "another service's check": (
-        probes_are_the_services_checks,
-        lambda m: encoder(m).main["startupProbe"].update(exec={"command": ["true"]}),
-    ),
-    "liveness is readiness": (
-        probes_are_the_services_checks,
-        lambda m: store(m).main.update(livenessProbe=store(m).main["readinessProbe"]),
-    ),
-    "no grace": (
-        the_grace_is_longer_than_the_drain,
-        lambda m: encoder(m).spec.pop("terminationGracePeriodSeconds"),
-    ),
-    "a longer drain": (
-        the_grace_is_longer_than_the_drain,
-        lambda m: settings(m, "gateway").update(TRIPTYCH_DRAIN_TIMEOUT_S="131"),
-    ),
-    "no preStop": (the_grace_is_longer_than_the_drain, lambda m: gateway(m).main.pop("lifecycle")),
-    "no budget": (evictions_take_one_at_a_time, lambda m: drop(m, "PodDisruptionBudget", "redis")),
-    "a budget that blocks": (
-        evictions_take_one_at_a_time,
-        lambda m: named(m, "PodDisruptionBudget", "gateway")["spec"].update(maxUnavailable=0),
-    ),
-    "a budget of others": (
-        evictions_take_one_at_a_time,
-        lambda m: named(m, "PodDisruptionBudget", "encoder")["spec"].update(
+MUTATIONS: dict[Rule, dict[str, Break]] = {
+    probes_are_the_services_checks: {
+        "no liveness": lambda m: encoder(m).main.pop("livenessProbe"),
+        "ready by HTTP": lambda m: gateway(m).main.update(
+            readinessProbe={"httpGet": {"path": "/health", "port": "http"}}
+        ),
+        "another service's check": lambda m: (
+            encoder(m).main["startupProbe"].update(exec={"command": ["true"]})
+        ),
+        "liveness is readiness": lambda m: store(m).main.update(
+            livenessProbe=store(m).main["readinessProbe"]
+        ),
+    },
+    the_grace_is_longer_than_the_drain: {
+        "no grace": lambda m: encoder(m).spec.pop("terminationGracePeriodSeconds"),
+        "a longer drain": lambda m: settings(m, "gateway").update(TRIPTYCH_DRAIN_TIMEOUT_S="131"),
+        "no preStop": lambda m: gateway(m).main.pop("lifecycle"),
+    },
+    evictions_take_one_at_a_time: {
+        "no budget": lambda m: drop(m, "PodDisruptionBudget", "redis"),
+        "a budget that blocks": lambda m: named(m, "PodDisruptionBudget", "gateway")["spec"].update(
+            maxUnavailable=0
+        ),
+        "a budget of others": lambda m: named(m, "PodDisruptionBudget", "encoder")["spec"].update(
             selector={"matchLabels": {"a": "b"}}
         ),
-    ),
-    "no spread": (replicas_are_spread_over_nodes, lambda m: gateway(m).spec.pop("topologySpreadConstraints")),
-    "a spread of others": (
-        replicas_are_spread_over_nodes,
-        lambda m: (
+    },
+    replicas_are_spread_over_nodes: {
+        "no spread": lambda m: gateway(m).spec.pop("topologySpreadConstraints"),
+        "a spread of others": lambda m: (
             encoder(m).spec["topologySpreadConstraints"][0].update(labelSelector={"matchLabels": {"a": "b"}})
         ),
-    ),
-    "no anti-affinity": (replicas_are_spread_over_nodes, lambda m: encoder(m).spec.pop("affinity")),
-    "no limit": (requests_and_limits_are_set, lambda m: gateway(m).main["resources"].pop("limits")),
-    "no request": (
-        requests_and_limits_are_set,
-        lambda m: encoder(m).main["resources"]["requests"].pop("cpu"),
-    ),
-    "a limit below the request": (
-        requests_and_limits_are_set,
-        lambda m: gateway(m).main["resources"]["limits"].update(memory="1Mi"),
-    ),
-    "a region above the limit": (
-        requests_and_limits_are_set,
-        lambda m: settings(m, "cache-store").update(TRIPTYCH_REGION_BYTES=str(8 << 30)),
-    ),
-    "an init container without requests": (
-        requests_and_limits_are_set,
-        lambda m: of(m, "DaemonSet", "fabric").spec["initContainers"][0].pop("resources"),
-    ),
-    "root": (containers_have_no_rights, lambda m: gateway(m).spec["securityContext"].update(runAsUser=0)),
-    "perhaps root": (
-        containers_have_no_rights,
-        lambda m: encoder(m).spec["securityContext"].pop("runAsNonRoot"),
-    ),
-    "no seccomp": (
-        containers_have_no_rights,
-        lambda m: store(m).spec["securityContext"].pop("seccompProfile"),
-    ),
-    "a token": (containers_have_no_rights, lambda m: encoder(m).spec.pop("automountServiceAccountToken")),
-    "the host's network": (containers_have_no_rights, lambda m: gateway(m).spec.update(hostNetwork=True)),
-    "the host's processes": (containers_have_no_rights, lambda m: encoder(m).spec.update(hostPID=True)),
-    "a root that can be written": (
-        containers_have_no_rights,
-        lambda m: gateway(m).main["securityContext"].update(readOnlyRootFilesystem=False),
-    ),
-    "a capability": (
-        containers_have_no_rights,
-        lambda m: (
+        "no anti-affinity": lambda m: encoder(m).spec.pop("affinity"),
+    },
+    requests_and_limits_are_set: {
+        "no limit": lambda m: gateway(m).main["resources"].pop("limits"),
+        "no request": lambda m: encoder(m).main["resources"]["requests"].pop("cpu"),
+        "a limit below the request": lambda m: gateway(m).main["resources"]["limits"].update(memory="1Mi"),
+        "a region above the limit": lambda m: settings(m, "cache-store").update(
+            TRIPTYCH_REGION_BYTES=str(8 << 30)
+        ),
+        "an init container without requests": lambda m: (
+            of(m, "DaemonSet", "fabric").spec["initContainers"][0].pop("resources")
+        ),
+    },
+    containers_have_no_rights: {
+        "root": lambda m: gateway(m).spec["securityContext"].update(runAsUser=0),
+        "perhaps root": lambda m: encoder(m).spec["securityContext"].pop("runAsNonRoot"),
+        "no seccomp": lambda m: store(m).spec["securityContext"].pop("seccompProfile"),
+        "a token": lambda m: encoder(m).spec.pop("automountServiceAccountToken"),
+        "the host's network": lambda m: gateway(m).spec.update(hostNetwork=True),
+        "the host's processes": lambda m: encoder(m).spec.update(hostPID=True),
+        "a root that can be written": lambda m: (
+            gateway(m).main["securityContext"].update(readOnlyRootFilesystem=False)
+        ),
+        "a capability": lambda m: (
             encoder(m).main["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["SYS_PTRACE"]})
         ),
-    ),
-    "privileged": (
-        containers_have_no_rights,
-        lambda m: store(m).main["securityContext"].update(privileged=True),
-    ),
-    "an init container with rights": (
-        containers_have_no_rights,
-        lambda m: of(m, "DaemonSet", "fabric").spec["initContainers"][0].pop("securityContext"),
-    ),
-    "a folder in no volume": (
-        folders_that_are_written_are_volumes,
-        lambda m: settings(m, "pod").update(TRIPTYCH_TRACES_DIR="/var/lib/triptych/traces"),
-    ),
-    "files on no claim": (
-        folders_that_are_written_are_volumes,
-        lambda m: settings(m, "gateway").update(TRIPTYCH_FILES_DIR="/tmp/files"),
-    ),
-    "a volume without a limit": (
-        folders_that_are_written_are_volumes,
-        lambda m: gateway(m).spec["volumes"][0].update(emptyDir={}),
-    ),
-    "a folder of the node": (
-        folders_that_are_written_are_volumes,
-        lambda m: store(m).spec["volumes"][1].update(hostPath={"path": "/", "type": "Directory"}),
-    ),
-    "nothing denied": (
-        networks_let_pass_what_is_listed,
-        lambda m: [drop(m, "NetworkPolicy", each) for each in ("deny-all", "dns")],
-    ),
-    "metrics for everybody": (
-        networks_let_pass_what_is_listed,
-        lambda m: named(m, "NetworkPolicy", "metrics")["spec"]["ingress"][0].pop("from"),
-    ),
-    "all ports": (
-        networks_let_pass_what_is_listed,
-        lambda m: named(m, "NetworkPolicy", "redis")["spec"]["ingress"][0].pop("from"),
-    ),
-    "a port that nobody reaches": (
-        networks_let_pass_what_is_listed,
-        lambda m: drop(m, "NetworkPolicy", "fabric"),
-    ),
-    "no priority": (priorities_exist, lambda m: gateway(m).spec.pop("priorityClassName")),
-    "a priority that there is not": (
-        priorities_exist,
-        lambda m: drop(m, "PriorityClass", "triptych-encoder"),
-    ),
-    "a priority that displaces": (
-        priorities_exist,
-        lambda m: named(m, "PriorityClass", "triptych-core").pop("preemptionPolicy"),
-    ),
-    "a port without a name": (ports_are_named, lambda m: encoder(m).main["ports"][0].pop("name")),
-    "a Service by number": (
-        ports_are_named,
-        lambda m: named(m, "Service", "gateway")["spec"]["ports"][0].update(targetPort=8000),
-    ),
-    "latest": (images_have_versions, lambda m: gateway(m).main.update(image="triptych-gateway:latest")),
-    "no tag": (
-        images_have_versions,
-        lambda m: encoder(m).main.update(image="registry.example/triptych-engine"),
-    ),
-    "no tag behind a port": (
-        images_have_versions,
-        lambda m: of(m, "DaemonSet", "fabric").spec["initContainers"][0].update(image="triptych-cache_store"),
-    ),
-    "no settings": (
-        settings_exist,
-        lambda m: encoder(m).main["envFrom"][0].update(configMapRef={"name": "encoder"}),
-    ),
-    "an expression of Compose's": (
-        settings_exist,
-        lambda m: settings(m, "encoder").update(TRIPTYCH_ENGINE_ARGS="${TRIPTYCH_ENCODER_ARGS:-}"),
-    ),
+        "privileged": lambda m: store(m).main["securityContext"].update(privileged=True),
+        "an init container with rights": lambda m: (
+            of(m, "DaemonSet", "fabric").spec["initContainers"][0].pop("securityContext")
+        ),
+    },
+    folders_that_are_written_are_volumes: {
+        "a folder in no volume": lambda m: settings(m, "pod").update(
+            TRIPTYCH_TRACES_DIR="/var/lib/triptych/traces"
+        ),
+        "files on no claim": lambda m: settings(m, "gateway").update(TRIPTYCH_FILES_DIR="/tmp/files"),
+        "a volume without a limit": lambda m: gateway(m).spec["volumes"][0].update(emptyDir={}),
+        "a folder of the node": lambda m: (
+            store(m).spec["volumes"][1].update(hostPath={"path": "/", "type": "Directory"})
+        ),
+    },
+    networks_let_pass_what_is_listed: {
+        "nothing denied": lambda m: [drop(m, "NetworkPolicy", each) for each in ("deny-all", "dns")],
+        "metrics for everybody": lambda m: named(m, "NetworkPolicy", "metrics")["spec"]["ingress"][0].pop(
+            "from"
+        ),
+        "all ports": lambda m: named(m, "NetworkPolicy", "redis")["spec"]["ingress"][0].pop("from"),
+        "a port that nobody reaches": lambda m: drop(m, "NetworkPolicy", "fabric"),
+    },
+    priorities_exist: {
+        "no priority": lambda m: gateway(m).spec.pop("priorityClassName"),
+        "a priority that there is not": lambda m: drop(m, "PriorityClass", "triptych-encoder"),
+        "a priority that displaces": lambda m: named(m, "PriorityClass", "triptych-core").pop(
+            "preemptionPolicy"
+        ),
+    },
+    ports_are_named: {
+        "a port without a name": lambda m: encoder(m).main["ports"][0].pop("name"),
+        "a Service by number": lambda m: named(m, "Service", "gateway")["spec"]["ports"][0].update(
+            targetPort=8000
+        ),
+    },
+    images_have_versions: {
+        "latest": lambda m: gateway(m).main.update(image="triptych-gateway:latest"),
+        "no tag": lambda m: encoder(m).main.update(image="registry.example/triptych-engine"),
+        "no tag behind a port": lambda m: (
+            of(m, "DaemonSet", "fabric").spec["initContainers"][0].update(image="triptych-cache_store")
+        ),
+    },
+    settings_exist: {
+        "no settings": lambda m: encoder(m).main["envFrom"][0].update(configMapRef={"name": "encoder"}),
+        "an expression of Compose's": lambda m: settings(m, "encoder").update(
+            TRIPTYCH_ENGINE_ARGS="${TRIPTYCH_ENCODER_ARGS:-}"
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_manifest_that_breaks_a_rule_is_found(name: str) -> None:
-    rule, mutate = MUTATIONS[name]
+@pytest.mark.parametrize(
+    ("rule", "mutate"),
+    [
+        pytest.param(rule, mutate, id=name)
+        for rule, mutations in MUTATIONS.items()
+        for name, mutate in mutations.items()
+    ],
+)
+def test_a_manifest_that_breaks_a_rule_is_found(rule: Rule, mutate: Break) -> None:
     manifests = overlay("hosts")
     mutate(manifests)
     assert faults_of(rule, manifests), f"{rule.__name__} finds no fault"
 
 
 def test_every_rule_is_broken_once() -> None:
-    assert {rule for rule, _ in MUTATIONS.values()} == set(RULES)
+    assert set(MUTATIONS) == set(RULES)
 
 
 # ---- one source ----------------------------------------------------------------------------------

@@ -109,12 +109,7 @@ class Hostile:
             [
                 {"kind": "hello", "version": 1, "client": pick(["hostile", "bystander"])},
                 {"kind": "ping"},
-                {
-                    "kind": "reserve",
-                    "mm_hash": mm_hash,
-                    "spec": SPEC.model_dump(),
-                    "writer": pick(WRITERS),
-                },
+                {"kind": "reserve", "mm_hash": mm_hash, "spec": SPEC.model_dump(), "writer": pick(WRITERS)},
                 {"kind": "seal", "reservation_id": number},
                 {"kind": "cancel", "reservation_id": number},
                 {"kind": "pin_or_watch", "mm_hash": mm_hash, "num_holders": pick([1, 2, 2**31])},

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.request.body_bounds import (
-    MAX_DEPTH,
-    MIN_MEDIA_BYTES,
-    check_bounds,
-    count_values,
-)
+from triptych_gateway.request.body_bounds import MAX_DEPTH, MIN_MEDIA_BYTES, check_bounds, count_values
 from triptych_gateway.settings import RequestSettings
 
 NASTY = st.text(alphabet='"\\[]{},: adt/\n\té\U0001f600', max_size=12)

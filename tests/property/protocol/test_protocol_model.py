@@ -67,10 +67,7 @@ QUICK: dict[str, tuple[Config, Bounds]] = {
     "2x2x1, 1 deviation": (replace(SHARED, is_coarse=True), Bounds(max_deviations=1)),
     "2x2x1 larger than the budget, 1 deviation": (replace(LARGE, is_coarse=True), Bounds(max_deviations=1)),
     "one item, 2 gateways, 1 deviation": (ONE_FOR_TWO, Bounds(max_deviations=1)),
-    "one item, 2 gateways, usual order, 1 fault": (
-        replace(ONE_FOR_TWO, faults=FAULTS, max_faults=1),
-        USUAL,
-    ),
+    "one item, 2 gateways, usual order, 1 fault": (replace(ONE_FOR_TWO, faults=FAULTS, max_faults=1), USUAL),
     "1x2x1, 2 steps in flight, 1 deviation, 1 fault": (
         replace(
             ONE_ASYNC, is_coarse=True, faults=("lose_load", "preempt", "preempt_late", "cancel"), max_faults=1

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli import console
-from triptych_cli.console import Elapsed, format_bytes, remedy_of, show_tail
+from triptych_cli.console import format_bytes, remedy_of, show_tail
 
 VLLM_SAYS = (
     "ValueError: To serve at least one request with the model's max seq len (128000), (4.39 GiB KV cache is "
@@ -44,18 +43,3 @@ def test_without_vllms_estimate_the_remedy_has_no_figure_for_it() -> None:
 
 def test_other_failures_have_no_such_remedy() -> None:
     assert remedy_of("ValueError: something else") is None
-
-
-def test_a_spinner_shows_the_time_and_what_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    text = Elapsed("starting encoder-0 ...")
-    text.downloads = tmp_path / "blobs"
-    now += 3.2
-    assert text.__rich__() == "starting encoder-0 ... 3 s"
-    text.downloads.mkdir()
-    (text.downloads / "c0ffee.incomplete").write_bytes(bytes(3 << 20))
-    now += 2
-    assert text.__rich__() == "starting encoder-0 ... 5 s, 3.0 MiB of the model downloaded"

@@ -47,11 +47,6 @@ def test_a_number_of_engines_may_be_a_range(
     assert SystemOptions.of_daemon(options.argument(), None) == options
 
 
-def test_without_a_number_there_is_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = asked_of_up(monkeypatch)
-    assert (options.encoders, options.min_encoders) == (None, None)
-
-
 @pytest.mark.parametrize("text", ["3..1", "x", "-1"])
 def test_other_numbers_are_refused(text: str) -> None:
     assert CliRunner().invoke(app, ["up", f"--encoders={text}"]).exit_code == 2

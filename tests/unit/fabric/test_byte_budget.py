@@ -36,18 +36,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_is_bounded_and_comes_back() -> None:
-    budget = ByteBudget(100)
-    first, second = Holder(budget, 60), Holder(budget, 60)
-    await settle()
-    assert (first.has_it.is_set(), second.has_it.is_set(), budget.num_bytes) == (True, False, 60)
-    await first.end()
-    await settle()
-    assert (second.has_it.is_set(), budget.num_bytes) == (True, 60)
-    await second.end()
-    assert budget.num_bytes == 0
-
-
 async def test_urgent_ones_go_first() -> None:
     budget = ByteBudget(100)
     first = Holder(budget, 100)

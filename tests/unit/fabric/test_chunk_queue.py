@@ -32,10 +32,6 @@ class Entries:
         return numbers
 
 
-def test_nothing_waits() -> None:
-    assert Entries().queue.next_chunk(0.0) == NEVER_S
-
-
 def test_equal_shares_within_a_class() -> None:
     entries = Entries()
     for number in (1, 2, 3):
@@ -73,23 +69,6 @@ def test_what_is_removed_is_not_sent() -> None:
     entries.queue.remove(1)
     entries.queue.remove(1)
     assert entries.queue.next_chunk(0.0) == NEVER_S
-
-
-def test_chunks_follow_each_other_to_the_last_byte() -> None:
-    entries, data = Entries(), memoryview(bytes(range(100)) * (CHUNK // 50))
-    entries.queue.add(1, data, EncodeClass.BATCH)
-    taken = b""
-    while len(taken) < len(data):
-        found = entries.queue.next_chunk(0.0)
-        assert not isinstance(found, float)
-        taken += found[1]
-    assert taken == data
-
-
-def test_without_a_limit_nothing_waits() -> None:
-    rate = RateLimit(None)
-    rate.take(1 << 40, 0.0)
-    assert rate.pause_s(0.0) == 0.0
 
 
 def test_the_rate_is_kept() -> None:

@@ -9,13 +9,7 @@ from collections import deque
 from triptych_common.domain.errors import TriptychError
 from triptych_fabric.wire.channel import FabricChannel
 from triptych_fabric.wire.connection import ConnectionSide, FabricConnection
-from triptych_fabric.wire.frames import (
-    FROM_SENDER,
-    FrameHeader,
-    FrameKind,
-    frame_header,
-    short_frame,
-)
+from triptych_fabric.wire.frames import FROM_SENDER, FrameHeader, FrameKind, frame_header, short_frame
 
 NUM_ANSWERS = 100
 NOTHING = memoryview(b"")

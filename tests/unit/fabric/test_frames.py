@@ -17,7 +17,6 @@ from triptych_fabric.wire.frames import (
     FROM_SENDER_OF_NIXL,
     HEADER_BYTES,
     MAX_OFFER_MS,
-    FrameHeader,
     FrameKind,
     Offer,
     frame_header,
@@ -34,13 +33,6 @@ OFFER = Offer(
     remaining_ms=1000,
     traceparent="00-1-2-01",
 )
-
-
-def test_an_offer_comes_back() -> None:
-    frame = json_frame(FrameKind.OFFER, 7, OFFER)
-    header = read_header(frame, FROM_SENDER)
-    assert header == FrameHeader(FrameKind.OFFER, 7, len(frame) - HEADER_BYTES)
-    assert read_body(Offer, frame[HEADER_BYTES:]) == OFFER
 
 
 SIDES = (FROM_SENDER, FROM_RECEIVER, FROM_SENDER_OF_NIXL, FROM_RECEIVER_OF_NIXL)

@@ -14,13 +14,7 @@ from triptych_fabric.receiver import peer as peer_module
 from triptych_fabric.receiver.peer import MAX_UNREAD_FRAMES, EntryInbox
 from triptych_fabric.receiver.reception import ReservedPlace
 from triptych_fabric.transports.transport import Sink, Transport
-from triptych_fabric.wire.frames import (
-    MAX_LIVE_OFFERS,
-    FrameHeader,
-    FrameKind,
-    Offer,
-    OfferFailed,
-)
+from triptych_fabric.wire.frames import MAX_LIVE_OFFERS, FrameHeader, FrameKind, Offer, OfferFailed
 from triptych_fabric.wire.handshake import Admitted
 
 BODY = (
@@ -125,11 +119,6 @@ def send_rest(bench: Inbox, blocks: memoryview) -> None:
     assert len(rest) == 4
     rest[:] = b"efgh"
     bench.inbox.on_frame(FrameHeader(FrameKind.CHUNK, 1, 8), b"")
-
-
-async def test_a_chunk_goes_where_it_began(half_chunk: tuple[Inbox, memoryview]) -> None:
-    send_rest(*half_chunk)
-    assert bytes(half_chunk[1]) == b"abcdefgh"
 
 
 async def test_the_rest_of_a_chunk_of_an_offer_that_has_ended_is_dropped(

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_fabric.wire.keys import (
-    Credentials,
-    FabricKeyError,
-    Transcript,
-    load_credentials,
-)
+from triptych_fabric.wire.keys import Credentials, FabricKeyError, Transcript, load_credentials
 
 KEY = Credentials(b"k" * 32)
 TRANSCRIPT = Transcript(1, "store-a", "store-b", "11", "22", "tcp", b"")
@@ -50,23 +45,6 @@ def key_at(path: Path, content: bytes = b"k" * 32, mode: int = 0o600) -> Path:
 
 def test_a_key_is_read(tmp_path: Path) -> None:
     assert load_credentials(key_at(tmp_path / "key", b"k" * 32 + b"\n"), None, None, None) == KEY
-
-
-def test_a_key_of_random_bytes_is_taken_as_it_is(tmp_path: Path) -> None:
-    key = b"\t" + b"k" * 30 + b" "
-    assert load_credentials(key_at(tmp_path / "key", key), None, None, None) == Credentials(key)
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(FabricKeyError, match="chmod 600"):
-        load_credentials(key_at(tmp_path / "key", mode=mode), None, None, None)
-
-
-@pytest.mark.parametrize("content", [b"", b"k" * 31, b"k" * 5000])
-def test_a_key_of_another_length_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(FabricKeyError, match="bytes"):
-        load_credentials(key_at(tmp_path / "key", content), None, None, None)
 
 
 def test_neither_key_nor_certificates(tmp_path: Path) -> None:

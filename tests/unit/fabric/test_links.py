@@ -157,20 +157,6 @@ async def test_entries_under_way_on_a_link_that_was_replaced_count(clock: Clock)
     assert bench.links.offers_by_receiver() == {TARGET: 5}
 
 
-async def test_another_life_of_the_agent_begins_with_the_best() -> None:
-    bench = Bench(BOTH)
-    (await bench.connected()).lose()
-    bench.boot_id = "second"
-    assert (await bench.connected()).transport is NIXL
-
-
-async def test_when_all_have_failed_there_is_no_other_way(clock: Clock) -> None:
-    bench = Bench(BOTH)
-    (await bench.connected()).lose()
-    (await bench.connected()).lose()
-    assert not bench.links.has_other_way(TARGET)
-
-
 async def test_who_is_refused_tries_no_other_transport() -> None:
     """The key is the wrong one for each of them."""
     FakeLink.failing = {NIXL: LinkRefusedError("no", RefusalReason.KEY)}

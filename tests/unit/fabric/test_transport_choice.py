@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
-from triptych_fabric.sender.links import AVOID_S, TransportChoice, incarnation_of
+from triptych_fabric.sender.links import TransportChoice, incarnation_of
 
 TCP, NIXL = FabricTransport.TCP, FabricTransport.NIXL
 ALL = (NIXL, TCP)
@@ -48,15 +48,6 @@ def test_the_first_that_both_have(
     assert Choice(own).at(0.0, agent(others)) is chosen
 
 
-def test_the_next_one_follows_one_that_failed_and_gives_way_after_a_while() -> None:
-    choice = Choice()
-    assert (choice.at(0.0), choice.num_left(0.0)) == (NIXL, 2)
-    choice.fail(NIXL, 1.0)
-    assert (choice.at(1.0), choice.num_left(1.0)) == (TCP, 1)
-    assert choice.at(1.0 + AVOID_S) is NIXL
-    assert choice.num_left(1.0 + AVOID_S) == 2
-
-
 def test_where_all_have_failed_the_first_of_them_is_tried_again() -> None:
     choice = Choice()
     choice.at(0.0)
@@ -67,13 +58,6 @@ def test_where_all_have_failed_the_first_of_them_is_tried_again() -> None:
     assert choice.at(4.0) is NIXL
 
 
-def test_with_one_transport_there_is_no_other() -> None:
-    choice = Choice((TCP,))
-    choice.at(0.0)
-    choice.fail(TCP, 1.0)
-    assert (choice.at(1.0), choice.num_left(1.0)) == (TCP, 0)
-
-
 @pytest.mark.parametrize("again", [agent(boot_id="second"), agent(generation=2)], ids=["agent", "store"])
 def test_another_life_begins_with_the_best(again: InstanceRecord) -> None:
     choice = Choice()
@@ -82,9 +66,3 @@ def test_another_life_begins_with_the_best(again: InstanceRecord) -> None:
     assert choice.at(2.0, again) is NIXL
     choice.fail(NIXL, 3.0)  # a link to the life before, that ends only now
     assert choice.at(3.0, again) is NIXL
-
-
-def test_better_is_what_comes_first_in_our_list() -> None:
-    choice = TransportChoice((NIXL, TCP))
-    assert choice.is_better(NIXL, TCP)
-    assert not choice.is_better(TCP, TCP)

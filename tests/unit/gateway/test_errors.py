@@ -23,12 +23,6 @@ def test_retry_after(status: int) -> None:
     assert error_response(RequestError(status, "c", "m", retry_after_s=2.5)).headers["retry-after"] == "3"
 
 
-def test_event() -> None:
-    event = error_event(RequestError(503, "c", "m"))
-    assert event.endswith(b"\n\n")
-    assert error_in_first_event(event) is not None
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -173,12 +173,7 @@ def bodies(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         inner = sample.get("content")
         if isinstance(inner, list) and inner:
             for key in (*inner[0], "annotations", "logprobs", "content", "source", "input", "extra"):
-                for kind, value in (
-                    ("number", 5),
-                    ("list", [5, {}]),
-                    ("object", {"a": [5]}),
-                    ("no", None),
-                ):
+                for kind, value in (("number", 5), ("list", [5, {}]), ("object", {"a": [5]}), ("no", None)):
                     parts = [{**inner[0], key: value}] * 4
                     item = {**sample, "content": parts}
                     yield f"{place}[].content[].{key}: {kind}", {**BASES[path], place: [item] * NUM}

@@ -31,11 +31,6 @@ def test_requests_that_the_engine_does_not_compute_wait(unfinished: int, running
     assert reader.read_fields() == {"load": expected}
 
 
-def test_each_heartbeat_has_a_number_of_its_own() -> None:
-    reader = ServingLoadReader(engine_with(0), metrics_of())
-    assert [reader.read_fields()["load"].num_beats for _ in range(3)] == [1, 2, 3]
-
-
 def test_without_vllms_statistics_all_requests_wait_and_the_cache_is_not_known() -> None:
     load = ServingLoadReader(engine_with(3), metrics_of()).read_fields()["load"]
     assert (load.num_running, load.num_waiting, load.kv_usage) == (0, 3, None)

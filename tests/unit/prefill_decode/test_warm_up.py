@@ -147,12 +147,6 @@ async def test_a_model_that_pools_pools() -> None:
     assert engine.num_resets == 1
 
 
-async def test_without_work_nothing_is_done() -> None:
-    engine = Engine()
-    await warm_up(engine, [], StopSignal(), watchdog())
-    assert not engine.prompts
-
-
 async def test_each_way_of_sampling_is_worked_and_what_vllm_refuses_is_left_out() -> None:
     """`--max-logprobs 0` refuses log probabilities: to every caller, so nothing has to be warm."""
     engine = Engine()
@@ -198,13 +192,6 @@ async def test_nothing_of_it_is_counted_or_kept() -> None:
     assert engine.num_resets == 1
     engine.logger_manager.record(engine_idx=0)
     assert engine.logger_manager.num_records == 1, "afterwards requests are counted"
-
-
-async def test_an_engine_without_metrics() -> None:
-    engine = Engine()
-    engine.logger_manager = None
-    await run(engine)
-    assert engine.num_resets == 1
 
 
 @pytest.mark.parametrize(

@@ -33,39 +33,6 @@ def test_layers_without_processes_come_first_and_chaos_last_several_files_at_a_t
     ]  # fmt: skip
 
 
-def test_a_run_shows_failures_at_once_and_has_no_limit_of_its_own(runs: list[list[str]]) -> None:
-    run_tests(None, [])
-    for run in runs:
-        assert "--instafail" in run
-        assert not any("timeout" in option for option in run)
-
-
-REPORT = """<testsuites><testsuite name="pytest">
-<testcase classname="tests.unit.cli.test_a" name="test_slow[x]" time="7.5"/>
-<testcase classname="tests.property.test_b" name="test_quick" time="0.5"/>
-<testcase classname="tests.unit.test_c" name="test_1" time="0.1"><skipped message="no [GPU]"/></testcase>
-<testcase classname="tests.unit.test_c" name="test_2" time="0.1"><skipped message="no [GPU]"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_the_end_shows_where_the_time_went_and_what_was_skipped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        (report,) = [word.partition("=")[2] for word in command if word.startswith("--junitxml=")]
-        if "property" in report:
-            Path(report).write_text(REPORT)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    run_tests(None, [])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["unit", "1", "8"] in lines
-    assert ["property", "1", "0"] in lines
-    assert ["7.5", "unit/cli/test_a.py::test_slow[x]"] in lines
-    assert ["2", "no", "[GPU]"] in lines
-
-
 def test_a_failed_run_ends_the_others_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     num_runs = 0
 

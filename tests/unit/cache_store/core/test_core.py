@@ -164,14 +164,6 @@ def test_a_large_tensor_takes_the_place_of_cheap_neighbours(make_client: Callabl
     assert client.states() == "rp" + "aaaa" + "r" * 10
 
 
-def test_the_reserve_is_for_granted_ones(make_client: Callable[..., Client]) -> None:
-    client = make_client(Limits(num_reserve_blocks=4))
-    for number in range(12):
-        client.reserve(number)
-    assert code(client.reserve(13)) == "full"
-    assert isinstance(client.reserve(13, may_use_reserve=True), wire.Reserved)
-
-
 def test_what_can_be_evicted_counts_as_free_for_the_reserve(make_client: Callable[..., Client]) -> None:
     client = make_client(Limits(num_reserve_blocks=4))
     for number in range(30):
@@ -266,21 +258,6 @@ def test_the_slab_has_blocks_of_its_own() -> None:
     assert again.memory == SLAB.memory
 
 
-def test_blocks_of_the_slab_are_held_for_two_seconds_after_their_writers_death() -> None:
-    """A GPU may run the copy that a killed process had queued: another item must not lie there yet."""
-    client = with_slab(bytearray(LAYOUT.data_offset))
-    writer = Client(client.core, ENGINE, "encoder-1/worker-0")
-    client.reserve(0, 2, memory=SLAB.memory, writer="encoder-1/worker-0")
-    client.reserve(1, 1, memory=SLAB.memory)
-    client.core.disconnect(ENGINE, 10.0)
-    assert writer.pushes == []
-    client.now = 11.9
-    assert code(client.reserve(2, 2, memory=SLAB.memory)) == "full"
-    assert client.put(3, 1, memory="shm") == 0, "only what the writer had"
-    client.now = 12.0
-    assert isinstance(client.reserve(2, 2, memory=SLAB.memory), wire.Reserved)
-
-
 def test_blocks_of_a_cancelled_reservation_are_free_at_once() -> None:
     """Its writer lives and has waited for its GPU."""
     client = with_slab(bytearray(LAYOUT.data_offset))
@@ -288,19 +265,6 @@ def test_blocks_of_a_cancelled_reservation_are_free_at_once() -> None:
     assert isinstance(reserved, wire.Reserved)
     client.send(wire.Cancel(seq=3, reservation_id=reserved.reservation_id))
     assert isinstance(client.reserve(1, 4, memory=SLAB.memory), wire.Reserved)
-
-
-@pytest.mark.parametrize("held_s", [0.0, 2.0])
-def test_blocks_of_the_region_are_held_where_a_gpu_may_write_into_it(held_s: float) -> None:
-    core = core_on(bytearray(LAYOUT.data_offset), LAYOUT)
-    core.space.hold_s = held_s
-    client = Client(core, ENGINE, "pd-0/engine")
-    Client(core, ENCODER, "encoder-0/worker-0").reserve(0, NUM_BLOCKS)
-    core.disconnect(ENCODER, 1.0)
-    client.now = 1.0
-    assert isinstance(client.reserve(1, NUM_BLOCKS), wire.StoreFailure if held_s else wire.Reserved)
-    client.now = 3.0
-    assert isinstance(client.reserve(2), wire.Reserved if held_s else wire.StoreFailure)
 
 
 def test_the_slab_evicts_its_own_and_never_what_is_pinned() -> None:

@@ -22,38 +22,6 @@ def table() -> EntryTable:
     return EntryTable(block_num_bytes=100)
 
 
-def test_a_whole_life(table: EntryTable) -> None:
-    one = entry()
-    table.add_entry(one)
-    assert table.is_writing(HASH)
-    assert table.find_sealed(HASH) is None
-    table.mark_sealed(one, now=2.0)
-    assert not table.is_writing(HASH)
-    assert table.find_sealed(HASH) is one
-    table.mark_pinned(one, now=3.0)
-    table.mark_pinned(one, now=4.0)
-    table.mark_unpinned(one, now=5.0)
-    assert one.state is EntryState.PINNED
-    table.mark_unpinned(one, now=6.0)
-    assert (one.state, one.num_pins, one.last_used_at) == (EntryState.READY, 0, 6.0)
-    table.mark_freed(one)
-    assert table.find_sealed(HASH) is None
-    assert set(table.num_bytes.values()) == {0}
-
-
-def test_bytes_follow_the_state(table: EntryTable) -> None:
-    one, two = entry(), entry()
-    table.add_entry(one)
-    table.add_entry(two)
-    assert table.num_bytes[EntryState.WRITING] == 600
-    table.mark_sealed(one, now=0.0)
-    table.mark_abandoned(two)
-    assert table.num_bytes[EntryState.WRITING] == 0
-    assert table.num_bytes[EntryState.READY] == table.num_bytes[EntryState.ABANDONED] == 300
-    table.mark_pinned(one, now=0.0)
-    assert table.num_bytes[EntryState.PINNED] == 300
-
-
 def test_only_one_entry_of_a_hash_is_sealed(table: EntryTable) -> None:
     one, two = entry(), entry()
     table.add_entry(one)

@@ -8,7 +8,6 @@ import pytest
 from triptych_cache_store.persistence import region_file
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_common.region.layout import RegionLayout, RegionLayoutError
-from triptych_common.region.slot_lock import SlotLock
 
 LAYOUT = RegionLayout.fit(1 << 20, 4096)
 OTHER = RegionLayout.fit(2 << 20, 4096)
@@ -16,15 +15,6 @@ OTHER = RegionLayout.fit(2 << 20, 4096)
 
 def make(path: Path, layout: RegionLayout = LAYOUT, now: float = 1000.0) -> RegionFile:
     return RegionFile.open(path, layout, now)
-
-
-def test_a_new_region_is_for_its_owner_and_removed_at_the_end(tmp_path: Path) -> None:
-    region = make(tmp_path / "run" / "region")
-    assert region.is_new
-    assert region.path.stat().st_mode & 0o777 == 0o600
-    assert region.path.stat().st_size == LAYOUT.num_bytes
-    region.close(unlink=True)
-    assert not region.path.exists()
 
 
 def test_a_region_is_taken_up_with_a_later_generation(tmp_path: Path) -> None:
@@ -47,14 +37,6 @@ def test_another_size_replaces_the_file(tmp_path: Path) -> None:
     assert second.is_new
     assert second.header.region_id != first.header.region_id
     second.close(unlink=True)
-
-
-def test_two_stores_cannot_share_a_region(tmp_path: Path) -> None:
-    region = make(tmp_path / "region")
-    for layout in (LAYOUT, OTHER):
-        with pytest.raises(RegionLayoutError, match="another store"):
-            make(tmp_path / "region", layout)
-    region.close(unlink=True)
 
 
 def test_a_start_that_was_cut_off_leaves_nothing_in_the_way(tmp_path: Path) -> None:
@@ -93,26 +75,11 @@ def test_a_damaged_or_cut_region_is_refused(tmp_path: Path) -> None:
         make(path)
 
 
-def test_a_file_that_others_may_open_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "region"
-    make(path).close(unlink=False)
-    path.chmod(0o666)
-    with pytest.raises(RegionLayoutError, match="0600"):
-        make(path)
-
-
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"")
     (tmp_path / "region").symlink_to(tmp_path / "target")
     with pytest.raises(RegionLayoutError):
         make(tmp_path / "region")
-
-
-def test_no_room(tmp_path: Path) -> None:
-    huge = RegionLayout(1 << 30, 1 << 20, 1024)
-    with pytest.raises(RegionLayoutError, match="does not fit"):
-        make(tmp_path / "region", huge)
-    assert not (tmp_path / "region").exists()
 
 
 def test_prefault_reports_a_tmpfs_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +101,4 @@ def test_prefault_takes_the_whole_file(tmp_path: Path) -> None:
     region.start_prefault(pytest.fail)
     assert region.wait_prefaulted(5.0)
     assert region.path.stat().st_blocks * 512 >= LAYOUT.num_bytes
-    region.close(unlink=True)
-
-
-def test_a_client_is_alive_while_it_holds_its_slot(tmp_path: Path) -> None:
-    region = make(tmp_path / "region")
-    lock = SlotLock(region.path, 3)
-    assert region.is_client_alive(3)
-    assert not region.is_client_alive(2)
-    lock.close()
-    lock.close()
-    assert not region.is_client_alive(3)
     region.close(unlink=True)

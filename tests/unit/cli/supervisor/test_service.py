@@ -10,7 +10,7 @@ import pytest
 from tests.support.waiting import until
 from triptych_cli.supervisor.rotating_log import RotatingLog
 from triptych_cli.supervisor.service import Backoff, Service
-from triptych_cli.supervisor.state import ALLOWED, ServiceState
+from triptych_cli.supervisor.state import ServiceState
 from triptych_cli.system.topology import HttpReady, ServiceSpec
 
 
@@ -43,22 +43,6 @@ def make_service(
     if state is not None:
         service.status = service.status.model_copy(update={"state": state})
     return service
-
-
-def test_a_service_begins_as_the_first_state_of_the_table() -> None:
-    assert make_service([]).status.state is next(iter(ALLOWED))
-    assert ALLOWED.keys() == set(ServiceState)
-
-
-@pytest.mark.parametrize(
-    ("state", "to"), [(state, to) for state in ServiceState for to in sorted(ALLOWED[state])]
-)
-def test_every_step_of_the_table_is_taken_and_reported(state: ServiceState, to: ServiceState) -> None:
-    changes: list[ServiceState] = []
-    service = make_service(changes, state)
-    service._move_to(to)
-    assert service.status.state is to
-    assert changes == [to]
 
 
 class SlowChild:

@@ -16,10 +16,6 @@ def test_what_others_reach_listens_on_consecutive_ports() -> None:
     assert ports.all == tuple(range(7421, 7427))
 
 
-def test_names_hold_the_hosts() -> None:
-    assert (PLAN.store, PLAN.agent) == ("store-b", "fabric-b")
-
-
 def test_an_agent_without_a_key_has_certificates_of_the_environment() -> None:
     assert PLAN.agent_environment()["TRIPTYCH_FABRIC_KEY_FILE"] == "/keys/fabric.key"
     assert "TRIPTYCH_FABRIC_KEY_FILE" not in replace(PLAN, key_file=None).agent_environment()

@@ -8,22 +8,6 @@ from hypothesis import strategies as st
 
 from triptych_common.bus.fair_share import Consumers, GroupLoad, Peer
 
-THREE = Consumers(dict.fromkeys("abc", Peer()))
-
-
-def test_what_waits_is_for_those_that_hold_fewer() -> None:
-    assert THREE.must_let_go_first(GroupLoad(1, {"a": 2, "b": 1, "c": 2}), "a", 2)
-    assert THREE.must_let_go_first(GroupLoad(2, {"a": 1}), "a", 1)  # neither ever had one
-
-
-def test_more_than_they_are_owed_is_for_all() -> None:
-    assert not THREE.must_let_go_first(GroupLoad(3, {"a": 1}), "a", 1)
-
-
-def test_nothing_is_left_to_equals_or_where_nothing_waits() -> None:
-    assert not THREE.must_let_go_first(GroupLoad(1, {"a": 1, "b": 1, "c": 1}), "a", 1)
-    assert not THREE.must_let_go_first(GroupLoad(0, {"a": 5}), "a", 5)
-
 
 def test_those_that_are_gone_are_owed_nothing() -> None:
     assert Consumers({"b": Peer()}).num_owed(GroupLoad(9, {"a": 3, "gone": 0}), "a", 3) == 3

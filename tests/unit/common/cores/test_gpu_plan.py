@@ -66,16 +66,6 @@ def test_parts_of_gpus_are_taken_as_they_are_named() -> None:
     ]
 
 
-def test_the_stores_slab_is_counted_on_the_first_gpu_alone() -> None:
-    places = plan_gpus(1, 2, ("3", "4"), "text_first", slab_share=0.1)
-    assert [(*place.gpus, place.num_engines, place.memory_share) for place in places] == [
-        ("3", 2, 0.10),
-        ("4", 1, None),
-        ("3", 2, 0.65),
-    ]
-    assert plan_gpus(0, 1, ("3",), "split", slab_share=0.1)[0].memory_share == 0.75
-
-
 @pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
 @pytest.mark.parametrize("num_others", [1, 2, 3])
 @pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])

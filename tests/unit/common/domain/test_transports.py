@@ -10,7 +10,6 @@ from triptych_common.domain.transports import (
     TransportCapabilities,
     choose_memories,
     choose_pairs,
-    transport_of,
 )
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 from triptych_vllm_connector.config import TransportSetting
@@ -93,14 +92,6 @@ def test_what_a_worker_found_is_why_it_refuses() -> None:
 def test_an_instance_that_announces_nothing_reads_the_region() -> None:
     record = InstanceRecord(instance="pd-0", boot_id="b", role=Role.PREFILL_DECODE)
     assert TransportCapabilities.announced(record).transports == (Transport.PINNED_SHM,)
-
-
-def test_the_transport_follows_from_the_memory() -> None:
-    assert [transport_of(memory) for memory in ("shm", "redis", SLAB.memory)] == [
-        Transport.PINNED_SHM,
-        Transport.REDIS,
-        Transport.CUDA_IPC,
-    ]
 
 
 def record(

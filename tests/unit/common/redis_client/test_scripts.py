@@ -2,10 +2,9 @@
 
 import pytest
 
-from triptych_common.coordination.single_flight import PRELUDE, PRELUDE_WITH_REQUESTERS
+from triptych_common.coordination.single_flight import PRELUDE_WITH_REQUESTERS
 from triptych_common.redis_client.scripts import load_script
 
-CLAIM = load_script("triptych_common.coordination", "claim_flight", prelude=PRELUDE)
 FINISH = load_script("triptych_common.coordination", "finish_flight", prelude=PRELUDE_WITH_REQUESTERS)
 
 
@@ -21,14 +20,3 @@ def test_arguments_go_out_in_the_order_of_the_header() -> None:
 def test_a_missing_or_unknown_name_is_refused(named: dict[str, str | int]) -> None:
     with pytest.raises(TypeError, match="finish_flight takes"):
         FINISH.arguments(**named)
-
-
-def test_names_are_local_variables_in_front_of_the_prelude() -> None:
-    before, found, _ = CLAIM.text.partition(PRELUDE)
-    assert found
-    assert before.splitlines()[:3] == [
-        "local flight = KEYS[1]",
-        "local streams = {} for i = 2, #KEYS do streams[#streams + 1] = KEYS[i] end",
-        "local mode = ARGV[1]",
-    ]
-    assert "local rest = {} for i = 16, #ARGV do" in before

@@ -5,10 +5,8 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import orjson
-import pytest
 
 from tests.support.waiting import until
-from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.runtime import DRAINING_HEADER, DrainGate
 
 Message = MutableMapping[str, Any]
@@ -45,10 +43,6 @@ async def ask(gate: DrainGate, path: str = "/v1/chat/completions") -> tuple[int,
 
 def gate_of(application: Application) -> DrainGate:
     return DrainGate(application, lambda path: path.startswith("/v1/"))
-
-
-async def test_open_changes_nothing() -> None:
-    assert await ask(gate_of(Application())) == (200, {b"x": b"y"}, b"done")
 
 
 async def test_leaving_serves_and_closes_the_connection() -> None:
@@ -93,10 +87,3 @@ async def test_idle_when_the_last_guarded_request_has_ended() -> None:
         application.go_on.set()
     assert running[1].result()[0] == 200
     assert gate.num_requests == 0
-
-
-async def test_there_is_no_way_back() -> None:
-    gate = gate_of(Application())
-    gate.refuse()
-    with pytest.raises(IllegalTransitionError, match="REFUSING -> LEAVING"):
-        gate.leave()

@@ -54,12 +54,6 @@ def test_a_name_is_all_of_its_addresses() -> None:
         assert any(answers(str(address), port) for address in found)
 
 
-def test_a_bound_socket_refuses_until_it_listens() -> None:
-    (sock,) = bind_tcp("127.0.0.1", 0)
-    with sock:
-        assert not answers("127.0.0.1", sock.getsockname()[1])
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=has_ipv6), "localhost"])
 def test_a_port_that_is_taken_is_an_error(host: str) -> None:
     with (

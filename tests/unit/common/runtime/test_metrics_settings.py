@@ -28,23 +28,6 @@ def written(tmp_path: Path, text: str) -> str:
     return f"--config={path}"
 
 
-def test_by_default_nothing_is_to_listen() -> None:
-    settings = ScrapedSettings.load([])
-    assert (settings.metrics_socket, settings.metrics_port) == (None, None)
-    assert settings.metrics_host == "127.0.0.1"
-
-
-def test_environment_command_line_and_the_services_section(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = written(tmp_path, "encoder: {metrics_port: 9464, metrics_host: 0.0.0.0}\n")
-    assert ScrapedSettings.load([config]).metrics_port == 9464
-    assert ScrapedSettings.load([config]).metrics_host == "0.0.0.0"
-    monkeypatch.setenv("TRIPTYCH_METRICS_PORT", "9465")
-    assert ScrapedSettings.load([config]).metrics_port == 9465
-    assert ScrapedSettings.load([config, "--metrics-port=9466"]).metrics_port == 9466
-
-
 def test_one_port_for_all_services_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ScrapedSettings.load([written(tmp_path, "common: {metrics_port: 9464}\n")])

@@ -43,13 +43,6 @@ def test_replicas_with_one_environment_get_names_of_their_own(monkeypatch: pytes
         assert EncoderSettings.load([]).instance == f"encoder-{hostname}"
 
 
-@pytest.mark.parametrize("name", ["TRIPTYCH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
-def test_collector_from_either_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "http://collector:4318")
-    assert EncoderSettings.load([]).otlp_endpoint == "http://collector:4318"
-    assert EncoderSettings.load(["--otlp-endpoint", "http://other"]).otlp_endpoint == "http://other"
-
-
 @pytest.mark.parametrize(
     ("argv", "text"),
     [

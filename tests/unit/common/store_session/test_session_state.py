@@ -63,11 +63,6 @@ def fed(session: SessionState[str], *replies: StoreReply) -> list[tuple[str | No
     return list(session.on_data(b"".join(map(frame, replies))))
 
 
-def test_each_command_has_a_seq_of_its_own(session: SessionState[str]) -> None:
-    assert [sent(session, Ping(seq=0), "a"), sent(session, Unpin(seq=0, pin_id=3), "b")] == [2, 3]
-    assert session.num_pending == 2
-
-
 def test_replies_in_any_order_and_any_pieces(session: SessionState[str]) -> None:
     a, _, c = (sent(session, Ping(seq=0), name) for name in "abc")
     lost = WriterLost(seq=0, mm_hash=HASHES[0])
@@ -166,28 +161,6 @@ def test_open_watches_are_watched_again_and_their_answers_become_pushes(session:
     assert fed(session, Watching(seq=first[2], mm_hash=HASHES[2], writing=False)) == [(None, lost)]
 
 
-@pytest.mark.parametrize("is_answered", [False, True])
-def test_a_watch_whose_end_is_under_way_is_undone_but_not_watched_again(
-    session: SessionState[str], is_answered: bool
-) -> None:
-    """Its entry may have been sealed before the store received the end: then there is a pin."""
-    watch = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
-    if is_answered:
-        fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))
-    sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
-    if not is_answered:  # late
-        fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))
-
-    [body] = FrameDecoder().feed(session.begin_connection())
-    hello = decode_command(body)
-    assert isinstance(hello, Hello)
-    assert hello.resume is not None
-    assert hello.resume.undo_seqs == (watch,)
-    repeats = session.on_welcome(frame(welcome(seq=hello.seq, last_seq=watch)))
-    assert repeats is not None
-    assert [request.command for request in repeats] == [Unwatch(seq=0, mm_hash=HASHES[0])]
-
-
 def test_a_watch_that_has_ended_is_forgotten(session: SessionState[str]) -> None:
     watch = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
     unwatch = sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
@@ -199,18 +172,6 @@ def test_a_watch_that_has_ended_is_forgotten(session: SessionState[str]) -> None
     assert isinstance(hello, Hello)
     assert hello.resume is not None
     assert hello.resume.undo_seqs == (again,)
-
-
-def test_a_watch_after_an_end_under_way_goes_on(session: SessionState[str]) -> None:
-    first = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
-    fed(session, Watching(seq=first, mm_hash=HASHES[0], writing=True))
-    unwatch = sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
-    again = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
-    fed(session, Done(seq=unwatch), Watching(seq=again, mm_hash=HASHES[0], writing=True))
-    session.begin_connection()
-    repeats = session.on_welcome(frame(welcome(seq=9, last_seq=again)))
-    assert repeats is not None
-    assert [request.command for request in repeats] == [PinOrWatch(seq=0, mm_hash=HASHES[0])]
 
 
 @pytest.mark.parametrize("fields", [{"region_id": "r2"}, {"lease_id": 8}])

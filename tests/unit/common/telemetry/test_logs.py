@@ -68,13 +68,6 @@ def test_exception_and_unserialisable_field() -> None:
     assert line["what"] == "<class 'object'>"
 
 
-def test_lines_for_people() -> None:
-    out = io.StringIO()
-    setup_logging("encoder", "encoder-0", json_lines=False, stream=out)
-    get_logger("triptych.test").error("job failed", job_id="j-1")
-    assert out.getvalue().rstrip().endswith("error    encoder-0 job failed  job_id=j-1")
-
-
 def test_setting_up_twice_writes_once_and_level_holds() -> None:
     first, second = io.StringIO(), io.StringIO()
     setup_logging("a", "a-0", stream=first)
@@ -83,11 +76,6 @@ def test_setting_up_twice_writes_once_and_level_holds() -> None:
     get_logger("triptych.test").warning("loud")
     assert first.getvalue() == ""
     assert second.getvalue().count("\n") == 1
-
-
-def test_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match="Unknown level"):
-        setup_logging("a", "a-0", "LOUD", stream=io.StringIO())
 
 
 def test_paths_that_are_secrets_are_not_logged() -> None:

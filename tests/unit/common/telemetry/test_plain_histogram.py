@@ -1,6 +1,5 @@
 """The cheap histogram gives the samples that Prometheus' own one gives."""
 
-import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from triptych_common.telemetry.metrics import PlainHistogram
@@ -23,17 +22,3 @@ def test_its_samples_are_those_of_the_library() -> None:
             plain.labels(*labels).observe(value)
             library.labels(*labels).observe(value)
     assert lines(ours) == lines(theirs)
-
-
-def test_a_series_is_made_once_and_needs_every_label() -> None:
-    plain = PlainHistogram("h", "Text.", ("a",), BOUNDS, CollectorRegistry())
-    assert plain.labels("x") is plain.labels("x")
-    with pytest.raises(ValueError, match="1 labels"):
-        plain.labels("x", "y")
-
-
-def test_its_name_is_taken_in_its_registry() -> None:
-    registry = CollectorRegistry()
-    PlainHistogram("h", "Text.", ("a",), BOUNDS, registry)
-    with pytest.raises(ValueError, match="Duplicated"):
-        PlainHistogram("h", "Text.", ("a",), BOUNDS, registry)

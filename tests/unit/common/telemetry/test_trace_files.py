@@ -162,16 +162,6 @@ def test_two_containers_with_one_pid_write_two_files(tmp_path: Path, monkeypatch
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_folder_that_was_cleared_gets_a_new_file(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path, "encoder", MAX_BYTES)
-    file.append(b"{}\n")
-    (path,) = tmp_path.iterdir()
-    path.unlink()
-    file.append(b"{}\n")
-    file.close()
-    assert path.read_bytes() == b"{}\n"
-
-
 def test_no_files_at_all(tmp_path: Path) -> None:
     provider = setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0)
     with telemetry.span("gateway.request"):

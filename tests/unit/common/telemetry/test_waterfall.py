@@ -41,10 +41,6 @@ def test_rendering() -> None:
     assert {len(line) for line in lines} == {99}
 
 
-def test_nothing_to_render() -> None:
-    assert render_waterfall([]) == ""
-
-
 def test_spans_without_parent_or_length_are_seen() -> None:
     lines = render_waterfall([record("orphan", "x", "gone", 5, 5)]).splitlines()
     assert lines[1].startswith("orphan")

@@ -143,20 +143,6 @@ def test_later_items_of_a_request_go_before_the_first_ones_of_much_younger_reque
     assert order_of(policy) == [old[0], young[0], *old[1:], *young[1:]]
 
 
-def test_an_item_whose_requesters_are_not_known_goes_all_the_same(policy: GatePolicy) -> None:
-    unknown = item()
-    in_hand(policy, unknown)
-    assert order_of(policy) == [unknown]
-
-
-def test_one_is_computed_and_one_waits(policy: GatePolicy) -> None:
-    items = [item(("a", index)) for index in range(4)]
-    in_hand(policy, *items)
-    assert [policy.take_batch(), policy.take_batch(), policy.take_batch()] == [[items[0]], [items[1]], []]
-    policy.remove_item(items[0])
-    assert policy.take_batch() == [items[2]]
-
-
 def test_the_first_item_goes_alone_into_an_idle_engine_and_the_rest_together() -> None:
     policy = GatePolicy(encode_batch=4)
     items = [item(("a", index)) for index in range(6)]
@@ -224,15 +210,3 @@ def test_the_next_of_all_in_hand_is_known_before_it_is_prepared(policy: GatePoli
     policy.set_ready(first)
     policy.take_batch()
     assert (policy.is_next(first), policy.is_next(second)) == (False, True)
-
-
-def test_what_leaves_is_forgotten(policy: GatePolicy) -> None:
-    items = [item(("a", index)) for index in range(3)]
-    in_hand(policy, items[0], ready=False)
-    in_hand(policy, *items[1:])
-    policy.take_batch()
-    assert policy._passed == {items[0]}
-    for each in items * 2:
-        policy.remove_item(each)
-    assert (policy.num_in_engine, policy.num_ready, policy.take_batch()) == (0, 0, [])
-    assert (policy._since, policy._begun, policy._passed) == ({}, set(), set())

@@ -4,13 +4,7 @@ import pytest
 
 from triptych_common.domain.fair_queue import FairKey
 from triptych_common.protocol.messages import EncodeClass
-from triptych_encoder.jobs.gate_policy import (
-    FLOW_MEMORY_S,
-    LEAD_SHARE,
-    MAX_BATCHES,
-    GateItem,
-    GatePolicy,
-)
+from triptych_encoder.jobs.gate_policy import FLOW_MEMORY_S, LEAD_SHARE, MAX_BATCHES, GateItem, GatePolicy
 
 NUM_SLOTS = 8
 

@@ -5,24 +5,11 @@ import asyncio
 import pytest
 
 from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
-from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError
 from triptych_encoder.jobs import job_runner
 from triptych_encoder.store import store_reservations
 from triptych_vllm_connector.step_orders import WriteOrder
-
-
-async def test_an_item_that_the_engine_refuses_gives_its_reservation_back(bench: Bench) -> None:
-    async def refuse(order: WriteOrder) -> None:
-        raise EncodeRefusedError("too many tokens")
-
-    bench.engine.on_encode = refuse
-    delivery = delivery_of()
-    await bench.run(delivery)
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
-    assert bench.store_client.unwatched == [(HASH, 1)]
-    assert delivery.num_acks == 1
 
 
 async def test_a_refusal_of_what_another_encoder_sealed_meanwhile_does_not_matter(bench: Bench) -> None:
@@ -97,15 +84,6 @@ async def test_a_gpu_that_never_writes_is_a_hanging_engine(monkeypatch: pytest.M
     assert bench.store_client.unwatched == []
     assert bench.store_client.cancelled == []
     assert delivery.num_acks == 0
-
-
-async def test_a_writer_that_is_lost_fails_the_job_at_once(bench: Bench) -> None:
-    async def lose(order: WriteOrder) -> None:
-        bench.store_client.futures[0].set_exception(StoreError("unknown_reservation", "gone"))
-
-    bench.engine.on_encode = lose
-    await bench.run(delivery_of())
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
 
 
 async def test_a_dead_engine_leaves_the_job_to_another_encoder(bench: Bench) -> None:

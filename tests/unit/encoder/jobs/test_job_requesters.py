@@ -1,65 +1,15 @@
 """Requesters that join, leave and share: several jobs and requests for one item."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from tests.support.encoder.encoder_bench import DIGEST, HASH, Bench, delivery_of, requester
-from triptych_common.coordination import ClaimResult, StartResult
+from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
+from triptych_common.coordination import StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind
-from triptych_encoder.encoding import BadMediaError, EncodeRefusedError
+from triptych_encoder.encoding import BadMediaError
 from triptych_vllm_connector.step_orders import WriteOrder
-
-
-async def test_all_that_joined_get_the_metadata_of_one_encode(bench: Bench) -> None:
-    await bench.claim("req-0", "req-1", "req-2")
-    await bench.run(delivery_of("job-0", "req-0"))
-    assert len(bench.engine.orders) == 1
-    (metadata,) = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
-    assert [each.request_id for each in metadata.requesters] == ["req-0", "req-1", "req-2"]
-    assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(3)] == [[], [], [1]]
-    assert bench.single_flight.flights[HASH].state == "finished"
-    assert dict(bench.runner._locks) == {}
-
-
-async def test_a_requester_that_joins_during_the_encode_gets_the_metadata_too(bench: Bench) -> None:
-    await bench.claim("req-0")
-
-    async def on_encode(order: WriteOrder) -> None:
-        await bench.reporter.has_metadata.wait()
-        await bench.claim("req-0", "req-1")
-        await bench.store_client.seal(order)
-
-    bench.engine.on_encode = on_encode
-    await bench.run(delivery_of("job-0", "req-0"))
-    metadata = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
-    assert [[requester.request_id for requester in each.requesters] for each in metadata] == [
-        ["req-0"],
-        ["req-1"],
-    ]
-    assert [each.sealed for each in metadata] == [False, True]
-    assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(2)] == [[], [1]]
-    assert bench.single_flight.flights[HASH].state == "finished"
-
-
-async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) -> None:
-    await bench.claim("req-0", "req-1")
-
-    async def on_encode(order: WriteOrder) -> None:
-        await bench.reporter.has_metadata.wait()
-        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
-        await bench.store_client.seal(order)
-
-    bench.engine.on_encode = on_encode
-    await bench.run(delivery_of("job-0", "req-0"))
-    assert len(bench.engine.orders) == 1  # what runs is finished, into the cache
-    # Their gateways are told all the same: a short answer leaves between the seal and the report.
-    assert [each.TYPE for each in bench.reporter.sent] == ["EncoderCacheMetadata", "EncodeCompleted"]
-    assert bench.store_client.ended_pins == [1]
-    assert len(bench.ledger) == 0
-    assert bench.single_flight.flights == {}
 
 
 @pytest.mark.parametrize("num_deliveries", [1, 2])
@@ -91,59 +41,6 @@ async def test_a_failure_of_a_job_that_was_handed_back_is_told(bench: Bench) -> 
     bench.engine.preprocess_error = BadMediaError("no image")
     await bench.run(delivery)
     assert bench.reporter.sent == [("job-0", FailureKind.BAD_MEDIA, "no image")]
-
-
-async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
-    await bench.claim("req-0")
-    bench.jobs.deliver("1-1")
-    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
-    delivery = delivery_of("job-0", "req-0")
-    await asyncio.wait_for(bench.runner.run(delivery), 60)  # type: ignore[arg-type]
-    assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)
-    assert bench.leases.num_dropped == 1
-
-
-async def test_a_second_entry_of_a_job_that_is_worked_on_is_dropped(bench: Bench) -> None:
-    """Sent again, because Redis had lost the first."""
-    await bench.claim("req-0")
-
-    async def on_encode(order: WriteOrder) -> None:
-        again = delivery_of("job-0", "req-0")
-        again.entry_id = "1-2"
-        await bench.run(again)
-        assert again.num_acks == 1
-        await bench.store_client.seal(order)
-
-    bench.engine.on_encode = on_encode
-    await bench.run(delivery_of("job-0", "req-0"))
-    assert len(bench.engine.orders) == 1
-    assert bench.leases.num_superseded == 1
-
-
-async def test_a_failure_reaches_all_gateways_and_is_claimed_by_one(bench: Bench) -> None:
-    await bench.claim("req-0", "req-1")
-
-    async def refuse(order: WriteOrder) -> None:
-        raise EncodeRefusedError("no")
-
-    bench.engine.on_encode = refuse
-    await bench.run(delivery_of("job-0", "req-0"))
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
-    assert len(bench.ledger) == 0
-    results = []
-    for n in range(2):
-        claim = await bench.single_flight.claim_flight(
-            HASH,
-            [requester(f"req-{n}")],
-            namespace_digest=DIGEST,
-            mode="retry",
-            job_id=f"again-{n}",
-            attempt=2,
-            max_attempts=2,
-            ttl_s=9,
-        )
-        results.append(claim.result)
-    assert results == [ClaimResult.OWNER, ClaimResult.JOINED]
 
 
 async def test_without_the_flights_a_job_is_done_for_those_it_names(

@@ -19,13 +19,6 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "FIRST_RETRY_S", 0.001)
 
 
-async def test_a_full_store_is_announced_and_waited_for(bench: Bench) -> None:
-    """The consumer's grant opens the store's reserve, and it grants what it has metadata of."""
-    bench.store_client.answers = [FULL, FULL]
-    await bench.run(delivery_of())
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
-
-
 async def test_a_grant_that_comes_while_the_store_is_full_opens_its_reserve(bench: Bench) -> None:
     bench.store_client.answers = [FULL, FULL]
     tries = bench.store_client.may_use_reserve
@@ -35,14 +28,6 @@ async def test_a_grant_that_comes_while_the_store_is_full_opens_its_reserve(benc
     bench.ledger.add_grant(HASH, ("req-1", 0))
     await task
     assert tries == [False, False, True]
-
-
-async def test_a_store_that_stays_full_fails_the_job_at_its_deadline(bench: Bench) -> None:
-    bench.store_client.answers = [FULL] * 1000
-    delivery = delivery_of(remaining_ms=50)
-    await bench.run(delivery)
-    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.STORE_FULL]
-    assert (delivery.num_acks, bench.engine.orders, len(bench.ledger)) == (1, [], 0)
 
 
 @pytest.mark.parametrize(("attempt", "longest_s"), [(1, 0.001), (5, 0.016), (100, 0.5)])

@@ -49,27 +49,6 @@ async def test_no_encode_waits_until_redis_has_the_metadata(bench: Bench) -> Non
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"], "the completion waits"
 
 
-async def test_an_item_that_is_there_is_not_encoded_again(bench: Bench) -> None:
-    bench.store_client.is_sealed = True
-    await bench.run(delivery_of())
-    assert bench.engine.orders == []
-    assert [message.TYPE for message in bench.reporter.sent] == ["EncoderCacheMetadata", "EncodeCompleted"]
-    assert bench.reporter.sent[0].sealed
-    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
-
-
-async def test_a_requester_that_answered_before_the_seal_is_not_waited_for(bench: Bench) -> None:
-    async def on_encode(order: WriteOrder) -> None:
-        await bench.reporter.has_metadata.wait()
-        assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == []
-        await bench.store_client.seal(order)
-
-    bench.engine.on_encode = on_encode
-    await bench.run(delivery_of())
-    assert bench.store_client.ended_pins == [1]
-    assert len(bench.ledger) == 0
-
-
 async def test_lack_of_memory_is_not_final_and_a_librarys_text_is_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,15 +12,6 @@ def ledger() -> Ledger:
     return Ledger()
 
 
-def test_one_pin_per_item_is_enough(ledger: Ledger) -> None:
-    ledger.add_requesters("a", {K1}, deadline=10)
-    ledger.hold_pins("a", [7])
-    ledger.add_requesters("a", {K2}, deadline=20)
-    assert ledger.hold_pins("a", [8]) == [8]
-    assert ledger.remove_requesters("a", {K1}) == []
-    assert ledger.remove_requesters("a", {K2}) == [7]
-
-
 def test_a_grant_counts_until_its_requester_is_done(ledger: Ledger) -> None:
     ledger.add_grant("a", K1)  # unknown: harmless
     assert not ledger.is_granted("a")

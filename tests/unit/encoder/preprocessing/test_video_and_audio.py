@@ -27,10 +27,7 @@ from triptych_encoder.preprocessing.media_decoders import MediaDecoders
 WIDTH, HEIGHT, NUM_FRAMES, FPS = 64, 48, 12, 4
 FRAME = WIDTH * HEIGHT
 BOUNDS = VideoBounds(
-    max_s=10.0,
-    max_frame_pixels=FRAME,
-    max_pixels=FRAME * NUM_FRAMES,
-    max_file_pixels=FRAME * NUM_FRAMES,
+    max_s=10.0, max_frame_pixels=FRAME, max_pixels=FRAME * NUM_FRAMES, max_file_pixels=FRAME * NUM_FRAMES
 )
 NUM_DAMAGED = 300
 MAX_AUDIO = AudioBounds(max_s=2.0, max_bytes=40_000)
@@ -117,13 +114,7 @@ def test_a_video_beyond_the_bounds_is_not_decoded(video: bytes, bounds: VideoBou
 
 @pytest.mark.parametrize(
     "media",
-    [
-        b"",
-        b"#EXTM3U\n",
-        sound(0.1),
-        b"\0\0\0\x20ftypisom" + bytes(100),
-        b"\x1aE\xdf\xa3" + bytes(100),
-    ],
+    [b"", b"#EXTM3U\n", sound(0.1), b"\0\0\0\x20ftypisom" + bytes(100), b"\x1aE\xdf\xa3" + bytes(100)],
     ids=["nothing", "play list", "sound", "mp4", "webm"],
 )
 def test_what_is_no_video(media: bytes) -> None:

@@ -119,19 +119,6 @@ async def test_other_refusals_are_final(session: FakeStoreSession, store_client:
         await reserve(store_client)
 
 
-async def test_a_sealed_entry_is_pinned_at_once(session: FakeStoreSession, store_client: StoreClient) -> None:
-    session.answers = [pinned(A, 7)]
-    assert (await store_client.watch_item(A, 5.0)).result() == 7
-
-
-async def test_the_pin_comes_with_the_seal(session: FakeStoreSession, store_client: StoreClient) -> None:
-    session.answers = [watching(A)]
-    future = await store_client.watch_item(A, 5.0)
-    assert not future.done()
-    store_client.on_push(sealed(A, 7))
-    assert future.result() == 7
-
-
 async def test_the_seal_may_come_before_the_answer(
     session: FakeStoreSession, store_client: StoreClient
 ) -> None:
@@ -152,19 +139,6 @@ async def test_a_lost_writer_ends_the_wait(session: FakeStoreSession, store_clie
     with pytest.raises(StoreError, match="writer"):
         future.result()
     store_client.on_push(writer_lost(A))  # no job waits any more
-
-
-async def test_pins_that_no_job_waits_for_are_given_back(
-    session: FakeStoreSession, store_client: StoreClient
-) -> None:
-    session.answers = [watching(A)]
-    future = await store_client.watch_item(A, 5.0)
-    store_client.on_push(sealed(A, 7))
-    store_client.on_push(sealed(A, 8))
-    store_client.unwatch_item(A, 5)
-    store_client.on_push(sealed(A, 9))
-    assert future.result() == 7
-    assert [type(command) for command in session.commands] == [PinOrWatch, Unpin, Unwatch, Cancel, Unpin]
 
 
 async def test_two_watches_share_their_future(session: FakeStoreSession, store_client: StoreClient) -> None:

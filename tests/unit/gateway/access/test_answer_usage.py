@@ -172,11 +172,3 @@ async def test_anthropics_stream_that_breaks_off_has_not_told_it() -> None:
     await passed(usage, start, *[delta] * 5)
     assert usage.num_tokens is None
     assert usage.num_events == 6
-
-
-async def test_anthropics_whole_answer() -> None:
-    usage = AnswerUsage(drops_usage_event=False)
-    answer = {"type": "message", "usage": {"input_tokens": 9, "output_tokens": 2}}
-    body = json.dumps(answer, separators=(",", ":")).encode()
-    await passed(usage, body, kind=b"application/json")
-    assert usage.num_tokens == 11

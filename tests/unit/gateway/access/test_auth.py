@@ -41,13 +41,3 @@ NAMED = [("alice", "red"), ("anna", "red"), ("bob", "blue"), ("carol", None)]
 
 def _sha256(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def test_a_key_without_a_scheme_where_clients_show_it_so() -> None:
-    keys = ApiKeys([SecretStr("one"), SecretStr("two")])
-    one, two = (keys.check_key(f"Bearer {key}") for key in ("one", "two"))
-    assert keys.check_key(None, "one") == keys.check_key("Basic x", "one") == one
-    assert keys.check_key("Bearer two", "one") == two
-    for shown in ((None, ""), (None, "three"), ("Bearer three", "one")):
-        with pytest.raises(RequestError, check=lambda error: error.status_code == 401):
-            keys.check_key(*shown)

@@ -46,16 +46,6 @@ def test_large_amounts_do_not_drown_small_ones() -> None:
     assert line.seconds(100) == pytest.approx(0.2, rel=0.05)
 
 
-def test_neither_part_is_negative() -> None:
-    falling = seen((1, 3.0), (2, 2.0), (3, 1.0)).line(0.0)
-    steep = seen((10, 0.0), (20, 1.0), (30, 2.0)).line(0.0)
-    assert falling is not None
-    assert falling.per_unit_s == 0.0
-    assert steep is not None
-    assert steep.base_s == 0.0
-    assert steep.per_unit_s > 0
-
-
 def test_a_single_outlier_counts_little_and_a_change_is_followed() -> None:
     cost = seen(*[(100, 1.0)] * 50, (100, 1000.0))
     line = cost.line(0.0)

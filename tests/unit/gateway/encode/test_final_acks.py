@@ -1,7 +1,7 @@
 """Which encoders get the gateway's own final acks."""
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -72,35 +72,6 @@ def bus() -> FakeBus:
 @pytest.fixture
 def final_acks(bus: FakeBus) -> FinalAcks:
     return FinalAcks(cast(AsyncBus, bus), "gateway-0")
-
-
-def num_unsent(final_acks: FinalAcks) -> int:
-    outbox: Any = final_acks._outbox
-    return int(outbox.qsize())
-
-
-async def test_no_ack_for_a_request_that_was_answered_as_planned(final_acks: FinalAcks) -> None:
-    asked = wait_of("req-1")
-    async with final_acks.hold_acks(asked):
-        final_acks.on_metadata(metadata("req-1"))
-        asked.answered_by = "pd-0"
-    assert num_unsent(final_acks) == 0
-
-
-@pytest.mark.parametrize("answered_by", [None, "pd-1"])
-async def test_a_request_that_ended_otherwise_is_acked_to_every_encoder_that_made_its_item(
-    bus: FakeBus, final_acks: FinalAcks, answered_by: str | None
-) -> None:
-    asked = wait_of("req-1")
-    async with final_acks.hold_acks(asked):
-        final_acks.on_metadata(metadata("req-1"))
-        final_acks.on_metadata(metadata("req-1", encoder="encoder-1"))
-        asked.answered_by = answered_by
-        assert num_unsent(final_acks) == 0, "while it lives it may need the item"
-    assert await sent(bus, final_acks, 2) == [
-        ("triptych:test:acks:encoder-0", "req-1"),
-        ("triptych:test:acks:encoder-1", "req-1"),
-    ]
 
 
 async def test_metadata_that_come_after_the_end_are_answered_at_once(

@@ -10,12 +10,7 @@ from jsonschema import Draft202012Validator
 
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind
 from triptych_gateway.endpoints.openapi import describe_api, statuses_of
-from triptych_gateway.endpoints.table import (
-    ENDPOINTS,
-    FORWARDED,
-    chat_form_of,
-    serves_callers,
-)
+from triptych_gateway.endpoints.table import ENDPOINTS, FORWARDED, chat_form_of, serves_callers
 from triptych_gateway.routes.docs import PAGE_HEADERS, render_page
 
 OPERATIONS = [(endpoint, method) for endpoint in ENDPOINTS for method in endpoint.methods]

@@ -126,16 +126,6 @@ def test_the_cache_is_bounded_and_the_oldest_goes_first() -> None:
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 
-def test_a_tenant_finds_its_own_alone() -> None:
-    cache = ResponseCache(10_000)
-    cache.keep(key("a", "red"), b"x", FRESH, 5.0)
-    found = cache.find(key("a", "red"))
-    assert found is not None
-    assert (found.content, found.fresh_until) == (b"x", 15.0)
-    assert cache.find(key("a", "blue")) is None
-    assert cache.find(key("a")) is None
-
-
 def test_what_may_not_be_kept_replaces_what_was() -> None:
     cache = ResponseCache(10_000)
     cache.keep(key("a"), b"x", FRESH, 5.0)

@@ -47,18 +47,6 @@ def test_pages_join_to_the_whole_list(order: str, limit: int) -> None:
     assert found == (ids if order == "asc" else ids[::-1])
 
 
-def test_an_empty_page() -> None:
-    assert page_of([], ListQuery()) == {
-        "object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False,
-    }  # fmt: skip
-
-
-def test_by_purpose() -> None:
-    page = page_of(RECORDS, ListQuery.parse({"purpose": "user_data"}))
-    assert {each["purpose"] for each in page["data"]} == {"user_data"}
-    assert len(page["data"]) == 5
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

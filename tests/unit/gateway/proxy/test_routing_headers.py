@@ -9,7 +9,6 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.access.auth import ANONYMOUS, Caller
 from triptych_gateway.endpoints.table import CREATE_RESPONSE
-from triptych_gateway.proxy import routing
 from triptych_gateway.proxy.routing import RoutingHeaders
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.served_models import ModelsFile, ServedModels
@@ -154,10 +153,3 @@ def test_the_first_turn_of_a_response_may_be_a_string(length: int) -> None:
     assert key(input=parts, instructions="be brief") == first
     assert key(input=text) != first
     assert key(input=f"a{text}", instructions="be brief") != first
-
-
-def test_a_conversation_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    demand = read(RoutingHeaders(MODELS), {}, body={"messages": [user("hello")]})
-    key = demand.find_session()
-    monkeypatch.setattr(routing, "blake2b", None)
-    assert demand.find_session() == key

@@ -12,7 +12,6 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.chat_request import NO_OPTIONS, RequestOptions, parse_chat_request
-from triptych_gateway.request.content_parts import format_place
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -199,10 +198,6 @@ def test_too_many_values_are_refused_cheaply(body: dict[str, Any]) -> None:
     assert time.process_time() - began < 2.0
 
 
-def test_other_markup_is_text() -> None:
-    assert parse(chat("<image> <svg> <|im_start|>")).media == ()
-
-
 def test_too_many_items_names_the_first_one_too_many() -> None:
     error = refusal(chat([IMAGE] * 3), max_items=2)
     assert (error.code, error.param) == ("too_many_items", "messages[0].content[2].image_url.url")
@@ -288,10 +283,6 @@ def test_truncation_is_not_served_beside_media(fields: dict[str, Any], param: st
     assert parse(chat("x", **fields)).body["messages"]
 
 
-def test_format_place() -> None:
-    assert format_place(("messages", 0, "content", 2, "text")) == "messages[0].content[2].text"
-
-
 def test_tokens_that_were_not_known_are_looked_for_later() -> None:
     known: list[str] = []
     guard = PlaceholderGuard((), announced=lambda model: known if model == "m" else ["<other>"])
@@ -307,10 +298,7 @@ def test_tokens_that_were_not_known_are_looked_for_later() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        ["<im", "x-anthropic-billing-header: a", "age>"],
-        ["<im", "x-anthropic-billing-header: a\nage>"],
-    ],
+    [["<im", "x-anthropic-billing-header: a", "age>"], ["<im", "x-anthropic-billing-header: a\nage>"]],
 )
 def test_a_line_that_vllm_cuts_hides_no_placeholder(parts: list[str]) -> None:
     content = [{"type": "text", "text": part} for part in parts]

@@ -10,7 +10,6 @@ from tests.support.gateway.media_samples import image_bytes
 from tests.support.hostile import chunks
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
-from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties
 from triptych_gateway.request.image_header import ImageLimits, read_image_header
 
 PATH = "messages[0].content[0].image_url.url"
@@ -49,8 +48,3 @@ def test_a_side_that_no_job_can_name_is_refused(content: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         read_image_header(content, PATH, LIMITS)
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (413, "image_too_large", PATH)
-
-
-def test_the_longest_side_can_be_named() -> None:
-    header = read_image_header(chunks.bmp_header(MAX_IMAGE_SIDE, 1), PATH, LIMITS)
-    ImageProperties(format=header.format, width=header.width, height=header.height)

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from triptych_gateway.request.content_parts import format_place, lists_before, put_at, replace_at, value_at
+from triptych_gateway.request.content_parts import format_place, lists_before, replace_at, value_at
 
 NESTED = ("messages", 1, "content", 0, "content", 2)
 
@@ -33,12 +33,6 @@ def test_values_are_replaced_in_a_copy() -> None:
     assert replaced["messages"][1]["content"] == [{"content": [3, "d", 0]}, 2]
     assert replaced["messages"][2] is sent["messages"][2]
     assert replace_at(sent, ()) == before
-
-
-def test_a_value_is_put_into_the_body() -> None:
-    sent = body()
-    put_at(sent, NESTED, None)
-    assert value_at(sent, NESTED) is None
 
 
 def test_what_comes_before_a_place_in_each_list() -> None:

@@ -24,10 +24,7 @@ def seen_as(content: bytes) -> str:
 
 @pytest.mark.parametrize(
     ("content", "other"),
-    [
-        (chunks.jpeg_that_is_fli(JPEG, 64), "FLI"),
-        (chunks.png_that_is_pcd(PIXELS, 8, 8), "PCD"),
-    ],
+    [(chunks.jpeg_that_is_fli(JPEG, 64), "FLI"), (chunks.png_that_is_pcd(PIXELS, 8, 8), "PCD")],
     ids=["fli", "pcd"],
 )
 def test_two_formats(content: bytes, other: str) -> None:

@@ -79,8 +79,3 @@ def test_what_sets_nothing_is_fine_everywhere(fields: dict[str, Any]) -> None:
 def test_the_param_names_the_option(fields: dict[str, Any], code: str, param: str) -> None:
     error = refusal(SOME, fields)
     assert (error.code, error.param) == (code, param)
-
-
-def test_the_param_names_the_field_where_nothing_is_allowed() -> None:
-    error = refusal(NONE, {"mm_processor_kwargs": {"max_pixels": 784}})
-    assert (error.code, error.param) == ("field_not_allowed", "mm_processor_kwargs")

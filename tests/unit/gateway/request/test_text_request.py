@@ -205,12 +205,6 @@ def test_a_model_need_not_be_named() -> None:
     assert refusal("/tokenize", prompt="a", model="") == (400, "invalid_value", "model")
 
 
-def test_a_stream_is_one_only_where_the_endpoint_streams() -> None:
-    assert parse("/v1/completions", prompt="a", stream=True).stream
-    assert not parse("/v1/embeddings", input="a", stream=True).stream
-    assert refusal("/v1/completions", prompt="a", stream="yes") == (400, "invalid_value", "stream")
-
-
 def test_a_tenants_salt_is_where_something_stays_in_a_cache() -> None:
     assert parse("/v1/completions", prompt="a").of_tenant("salt").body["cache_salt"] == "salt"
     assert parse("/v1/embeddings", input="a").of_tenant("salt").body["cache_salt"] == "salt"

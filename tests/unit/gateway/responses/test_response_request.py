@@ -91,10 +91,7 @@ def test_images_of_system_messages_are_not_kept() -> None:
 
 def test_what_may_not_stand_beside_media() -> None:
     given = [{"role": "user", "content": [IMAGE]}]
-    for fields, name in (
-        ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-    ):
+    for fields, name in (({"background": True}, "background"), ({"truncation": "auto"}, "truncation")):
         assert refused(input=given, **fields) == ("unsupported", name)
         text = parse(input="a", **fields)
         text.check_beside_media()

@@ -46,19 +46,6 @@ def test_fewest_in_flight_then_round_robin() -> None:
     assert router.num_in_flight("a") == router.num_in_flight("b") == 0
 
 
-def test_only_those_that_can() -> None:
-    records = [
-        pd("a", model="other"),
-        pd("b", draining=True),
-        pd("c", url=None),
-        encoder(D),
-        pd("e", digest=Z),
-    ]
-    assert pick(Router(2.0), records) == "e"
-    assert pick(Router(2.0), records, namespace_digest=D) is None
-    assert pick(Router(2.0), records, exclude={"e"}) is None
-
-
 def test_suspects_are_avoided_for_a_while_but_better_than_none() -> None:
     router, records = Router(2.0), [pd("a"), pd("b")]
     router.avoid_instance("a", now=10.0)

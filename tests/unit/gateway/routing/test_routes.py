@@ -183,20 +183,6 @@ def test_a_pair_is_better_than_an_instance_that_could_not_be_reached() -> None:
     assert shown(asked.pick()) == ("p1", "d1", "least_load")
 
 
-async def test_a_failure_that_may_be_the_requests_own_is_told_at_the_end() -> None:
-    asked = choice([p("p0"), p("p1"), d()], IMAGE)
-    for name in ("p0", "p1"):
-        route = asked.pick()
-        assert route is not None
-        assert route.first.instance == name
-        asked.on_failed(route.first, RequestError(503, f"failed_{name}", "x"))
-        assert not asked.instances.router.is_suspect(name, 0.0)
-    asked.instances.view.interval_s = -2.0
-    with pytest.raises(RequestError) as caught:
-        await asked.next_route()
-    assert caught.value.code == "failed_p1"
-
-
 def test_a_stored_response_whose_prefix_is_gone_is_asked_for_once() -> None:
     asked = choice([d()], only=d())
     route = asked.pick()
@@ -204,18 +190,6 @@ def test_a_stored_response_whose_prefix_is_gone_is_asked_for_once() -> None:
     assert route is not None
     asked.on_handover_failed(route)
     assert asked.pick() is None
-
-
-def test_a_kv_cache_that_was_not_taken_is_offered_to_another() -> None:
-    asked = choice([p(), d("d0"), d("d1"), d("d2", kv_transfer=None)], IMAGE)
-    route = asked.pick()
-    assert route is not None
-    asked.on_draining(route.answering)
-    again = asked.pick_decode(route)
-    assert again is not None
-    assert (shown(route), shown(again)) == (("p", "d0", "no_whole"), ("p", "d1", "no_whole"))
-    asked.on_draining(again.answering)
-    assert asked.pick_decode(route) is None
 
 
 def test_what_was_chosen_before_is_taken_unless_it_leaves() -> None:
@@ -293,25 +267,6 @@ def test_a_conversation_is_not_taken_on_by_another_version() -> None:
     assert shown(other.pick()) == ("p2", "d2", "no_whole")
 
 
-def test_what_is_not_divided_goes_to_a_variant_with_an_instance_for_it() -> None:
-    records = [p("p1"), d("d1"), pd("pd2", **V2)]
-    whole = InstanceDemand("m", None, ServedBy.WHOLE, "n")
-    for session in range(8):
-        asked = RouteDemand(find_session=str(session).encode)
-        assert shown(choice(records, whole, asked=asked).pick()) == ("pd2", None, "not_divided")
-
-
-async def test_halves_that_are_named() -> None:
-    records = [p("p1", url="http://p1"), p("p2", url="http://p2"), d("d1", url="http://d1"), pd()]
-    hosts = {ServingStage.PREFILL: frozenset({"p2:80"})}
-    assert shown(choice(records, asked=RouteDemand(hosts=hosts)).pick()) == ("p2", "d1", "no_whole")
-    instances = choice(records).instances
-    instances.view.interval_s = -2.0
-    with pytest.raises(RequestError) as caught:
-        await instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
-    assert (caught.value.status_code, caught.value.code) == (400, "unknown_instance")
-
-
 @pytest.mark.parametrize(
     "demand", [RouteDemand(version="2"), RouteDemand(hosts={ServingStage.PREFILL: frozenset({"pd2:80"})})]
 )
@@ -325,17 +280,6 @@ async def test_what_is_named_may_have_come_just_now(
 
     monkeypatch.setattr(instances.view, "wait_for_refresh", refresh)
     await instances.check_demand("m", demand)
-
-
-async def test_nothing_is_there() -> None:
-    asked = choice([pd()])
-    route = await asked.next_route()
-    assert (shown(route), route.answering.instance) == (("pd", None, "no_pair"), "pd")
-    asked.on_draining(route.first)
-    asked.instances.view.interval_s = -2.0
-    with pytest.raises(RequestError) as caught:
-        await asked.next_route()
-    assert caught.value.code == "instance_unreachable"
 
 
 @pytest.mark.parametrize(("demand", "first"), [(TEXT, None), (IMAGE, p())])

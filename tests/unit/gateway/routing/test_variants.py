@@ -6,13 +6,7 @@ import pytest
 
 from tests.support.message_samples import instance_record
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_gateway.routing.variants import (
-    Variant,
-    VariantReason,
-    able_to,
-    rank_variants,
-    variants_of,
-)
+from triptych_gateway.routing.variants import Variant, VariantReason, able_to, rank_variants, variants_of
 
 X, Y = "1" * 64, "2" * 64  # digests of namespaces
 NUM_CONVERSATIONS = 4000

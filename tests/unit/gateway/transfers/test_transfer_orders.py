@@ -180,21 +180,6 @@ async def test_an_item_that_failed_and_is_asked_for_again_is_brought(world: Worl
         assert world.transfer().state is TransferState.HELD
 
 
-async def test_what_prefill_decode_asks_for(world: World) -> None:
-    with world.transfers.hold(wait_of()):
-        assert not world.need(), "nobody has it: an encode"
-        world.announce(S1, sealed=True)
-        order = await world.until_orders(1)
-        assert world.need(), "it is on its way"
-        world.complete(order)
-        assert world.need(), "evicted: once more from there"
-        order = await world.until_orders(2)
-        world.fail(order, TransferFailureKind.ABSENT)  # and there, too
-        await until(lambda: world.encoded_near == [TARGET])
-        assert not world.need()
-    assert not world.need(), "its request has left"
-
-
 async def test_a_late_writer_lost_of_the_first_attempt_does_not_fail_the_second(world: World) -> None:
     with world.transfers.hold(wait_of()):
         world.announce(S1, sealed=True)
@@ -279,11 +264,7 @@ async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
 async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no_more(world: World) -> None:
     waits, settled = [wait_of("r-1"), wait_of("r-2")], wait_of("r-3")
     settled.on_answer_began()
-    with (
-        world.transfers.hold(waits[0]),
-        world.transfers.hold(waits[1]),
-        world.transfers.hold(settled),
-    ):
+    with world.transfers.hold(waits[0]), world.transfers.hold(waits[1]), world.transfers.hold(settled):
         for number in range(1, 4):
             world.announce(S1, sealed=True)
             world.fail(await world.until_orders(number), TransferFailureKind.TARGET_FULL)

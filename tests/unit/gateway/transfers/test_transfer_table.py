@@ -1,10 +1,7 @@
 """The table of transfers: one that was given up. Transfer orders and the model have the rest."""
 
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_gateway.transfers.transfer_table import (
-    ItemTransfers,
-    TransferState,
-)
+from triptych_gateway.transfers.transfer_table import ItemTransfers, TransferState
 
 A = MmHash("a" * 64)
 R1, R2 = RequestId("r-1"), RequestId("r-2")

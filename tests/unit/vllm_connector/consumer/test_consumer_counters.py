@@ -9,25 +9,6 @@ from triptych_vllm_connector.step_orders import LoadedTensor
 A, B = mm_hash("a"), mm_hash("b")
 
 
-def test_space_that_is_granted_and_space_that_is_queued_for() -> None:
-    engine = Engine(budget=4)
-    first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
-    engine.consumer.admit_request(first, 0)
-    engine.consumer.admit_request(second, 0)
-    changes = engine.consumer.take_changes()
-    assert changes[engine_counters.PREALLOCATIONS.name] == {"granted": 1, "queued": 1}
-    assert changes[engine_counters.PENDING.name] == {"": 1}
-    assert changes[engine_counters.BUDGET.name] == {"": 4}
-    assert changes[engine_counters.BUDGET_USED.name] == {"": 4}
-    engine.finish(first)
-    engine.finish(second)
-    changes = engine.consumer.take_changes()
-    assert changes[engine_counters.PREALLOCATIONS.name] == {"granted": 1}, (
-        "the second one, when the first ended"
-    )
-    assert changes[engine_counters.BUDGET_USED.name] == {"": 0}
-
-
 def test_a_wait_is_timed_until_its_request_may_run_or_ends() -> None:
     engine = Engine()
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])

@@ -10,7 +10,6 @@ from tests.support.vllm_connector.fake_engine import (
     fake_request,
     metadata,
     pinned,
-    sealed,
     watching,
     writer_lost,
 )
@@ -32,14 +31,6 @@ def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
     )
 
 
-def test_an_item_whose_writer_is_lost_is_ordered_again(engine: Engine) -> None:
-    engine.consumer.admit_request(fake_request("r1", [(A, 4)]), 0)
-    engine.replies(A, watching(A))
-    engine.receives(writer_lost(A))
-    assert engine.sender.take_short() == ["encode needed 0"]
-    assert engine.receives(sealed(A, 1)) == ["r1"]
-
-
 def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)], gateway=None)
     engine.consumer.admit_request(request, 0)
@@ -48,24 +39,6 @@ def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
     assert engine.consumer.take_failed() == {"r1"}
     engine.finish(request, 0)
     assert engine.consumer.counts() == IDLE
-
-
-def test_the_order_of_a_request_that_leaves_is_taken_over(engine: Engine) -> None:
-    """A gateway ignores `EncodeNeeded` of a request that has ended; another one may wait for it."""
-    first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
-    engine.consumer.admit_request(first, 0)
-    engine.consumer.admit_request(second, 0)
-    engine.replies(A, watching(A, writing=False))
-    (sent,) = engine.sender.take()
-    assert isinstance(sent[1], EncodeNeeded)
-    assert sent[1].request_id == "wire-r1"
-    engine.pins.take()
-    engine.finish(first, 0)
-    assert engine.pins.take() == [("pin_or_watch", A)]  # is an encoder writing it?
-    engine.replies(A, watching(A, writing=False))
-    (sent,) = engine.sender.take()
-    assert isinstance(sent[1], EncodeNeeded)
-    assert sent[1].request_id == "wire-r2"
 
 
 def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(engine: Engine) -> None:
@@ -90,11 +63,7 @@ def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(en
 # ---- failures -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "reply",
-    [
-        StoreUnavailableError("gone"),
-        StoreFailure(seq=1, code="internal", detail="broken"),
-        Done(seq=1),
-    ],
+    [StoreUnavailableError("gone"), StoreFailure(seq=1, code="internal", detail="broken"), Done(seq=1)],
 )
 def test_a_store_that_refuses_fails_those_that_wait(engine: Engine, reply: object) -> None:
     waiting, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
@@ -134,18 +103,6 @@ def test_a_lost_store_gives_its_space_to_those_in_the_queue() -> None:
     engine.pins.take()
     engine.receives(StoreLost())
     assert engine.pins.take() == [("pin_or_watch", B)]
-
-
-def test_a_failed_request_holds_what_it_holds_until_vllm_ends_it(engine: Engine) -> None:
-    request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit_request(request, 0)
-    engine.replies(A, pinned(A, 1))
-    engine.replies(B, StoreUnavailableError("gone"))
-    assert engine.consumer.counts() == IDLE | {"requests": 1, "pinned": 1, "preallocated_embeds": 4}
-    engine.pins.take()
-    engine.finish(request, 0)
-    assert engine.pins.take() == [("unpin", 1)]
-    assert engine.consumer.counts() == IDLE
 
 
 def test_a_request_after_a_refusal_asks_the_store_anew(engine: Engine) -> None:

@@ -2,7 +2,6 @@
 
 from tests.support.vllm_connector.fake_engine import fake_request, metadata, pinned
 from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
-from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> None:
@@ -11,30 +10,6 @@ def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> 
     assert not engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == [("pin_or_watch", B)]
     assert engine.sender.take_short() == ["declined 0", "skipped 0", "granted 1"]
-
-
-def test_a_request_whose_items_are_all_covered_goes_at_once(engine: Engine) -> None:
-    request = fake_request("r1", [(A, 4)])
-    assert engine.consumer.admit_request(request, 8)
-    assert engine.pins.take() == []
-    engine.receives(metadata(A, ("wire-r1", 0)))
-    assert engine.sender.take_short() == ["declined 0", "skipped 0"]
-    engine.finish(request)
-    assert engine.consumer.counts() == IDLE
-
-
-def test_a_prefix_that_shrank_makes_it_ask_again_as_a_whole(engine: Engine) -> None:
-    request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.receives(metadata(A, ("wire-r1", 0)))
-    engine.consumer.admit_request(request, 8)
-    engine.replies(B, pinned(B, 1))
-    engine.pins.take(), engine.sender.take()
-    assert not engine.consumer.admit_request(request, 0)
-    assert engine.pins.take() == [("unpin", 1), ("pin_or_watch", A), ("pin_or_watch", B)]
-    assert engine.sender.take_short() == ["granted 0"]  # `declined` is taken back
-    assert engine.replies(A, pinned(A, 2)) == []
-    assert engine.replies(B, pinned(B, 3)) == ["r1"]
-    assert engine.consumer.admit_request(request, 0)
 
 
 def test_a_prefix_that_grew_gives_back_what_it_covers(engine: Engine) -> None:
@@ -59,22 +34,6 @@ def test_a_prefix_that_grew_over_everything_takes_it_out_of_the_queue() -> None:
     assert engine.consumer.admit_request(second, 8)
     engine.finish(first)
     assert ("pin_or_watch", C) in engine.pins.take()  # the third does not wait behind the second
-
-
-def test_an_item_that_is_being_computed_is_not_taken_from_under_the_step(engine: Engine) -> None:
-    """With asynchronous scheduling `num_computed_tokens` is ahead of the worker."""
-    request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit_request(request, 0)
-    engine.replies(A, pinned(A, 1))
-    engine.replies(B, pinned(B, 2))
-    assert engine.consumer.admit_request(request, 0)
-    assert engine.loads(request, A) == [1]
-    engine.in_use = {("r1", 0)}
-    assert engine.consumer.admit_request(request, 8)
-    assert engine.evicted == []
-    assert engine.consumer.item_state(A) is EngineItemState.RESIDENT
-    engine.consumer.on_item_computed("r1", 0)
-    assert engine.evicted == [A]
 
 
 def test_an_item_of_which_only_the_end_mark_is_not_covered_is_given_back_behind_it() -> None:

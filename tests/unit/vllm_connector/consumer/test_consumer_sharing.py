@@ -22,22 +22,6 @@ def test_an_image_that_stands_twice_is_held_until_its_last_place(engine: Engine)
     assert engine.consumer.counts() == IDLE
 
 
-def test_a_shared_item_goes_with_its_last_holder(engine: Engine) -> None:
-    first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
-    engine.consumer.admit_request(first, 0)
-    engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit_request(first, 0)
-    assert engine.consumer.admit_request(second, 0)
-    assert engine.loads(first, A) == [1]
-    engine.finish(first)
-    assert engine.evicted == []
-    assert engine.consumer.admit_request(second, 0)
-    engine.consumer.on_item_computed("r2", 0)
-    assert engine.evicted == [A]
-    engine.finish(second)
-    assert engine.consumer.counts() == IDLE
-
-
 def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engine: Engine) -> None:
     first = fake_request("0_r", [(A, 4)], request_id="wire")
     second = fake_request("1_r", [(A, 4)], request_id="wire")
@@ -55,14 +39,3 @@ def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engi
     engine.finish(second)
     assert engine.sender.take_short() == []
     assert engine.consumer.counts() == IDLE
-
-
-def test_the_last_of_several_declines_for_all(engine: Engine) -> None:
-    requests = [fake_request(f"{n}_r", [(A, 4)], request_id="wire") for n in range(2)]
-    engine.receives(metadata(A, ("wire", 0)))
-    for request in requests:
-        engine.consumer.admit_request(request, 0)
-    engine.sender.take()
-    for request in requests:
-        engine.finish(request, 0)
-    assert engine.sender.take_short() == ["declined 0", "skipped 0"]

@@ -4,17 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.vllm_connector.fake_engine import (
-    FakeRequest,
-    fake_request,
-    metadata,
-    pinned,
-    whole_request,
-)
+from tests.support.vllm_connector.fake_engine import FakeRequest, fake_request, pinned, whole_request
 from tests.support.vllm_connector.played_engine import IDLE, A, B
 from tests.support.vllm_connector.played_engine import Engine as PlayedEngine
 from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S
-from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.request_table import LONGEST_WAIT_S
 
@@ -31,14 +24,6 @@ class Engine(PlayedEngine):
     def passed(self) -> list[str]:
         return self.consumer.take_overdue()
 
-    def end_overdue(self, request: FakeRequest) -> None:
-        """What the scheduler does with a request that still waits."""
-        assert self.passed() == [request.request_id]
-        self.consumer.fail_overdue(request)
-        assert request.request_id in self.consumer.drain_inbox()
-        assert self.consumer.take_failed() == {request.request_id}
-        self.consumer.on_finished(request, 0)
-
 
 @pytest.fixture
 def engine() -> Engine:
@@ -52,42 +37,6 @@ def test_a_request_may_wait_as_long_as_its_gateway_allows(engine: Engine) -> Non
     assert engine.passed() == []
     engine.now_s += 0.01
     assert engine.passed() == ["r1"]
-
-
-@pytest.mark.parametrize("how", ["unseen", "watching", "pinned", "pending"])
-def test_an_overdue_request_gives_everything_back(how: str) -> None:
-    engine = Engine(budget=4)
-    request, first = fake_request("r1", [(A, 4)]), fake_request("r0", [(B, 4)], gateway=None)
-    engine.inbox.post_event(metadata(A, ("wire-r1", 0)))
-    engine.consumer.on_request_added(request)
-    if how == "pending":
-        engine.consumer.admit_request(first, 0)
-    if how != "unseen":
-        engine.consumer.admit_request(request, 0)
-        engine.consumer.on_parked("r1", 1)
-    if how == "pinned":
-        engine.replies(A, pinned(A, 7))
-    engine.consumer.drain_inbox()
-    engine.sender.take()
-    engine.now_s += REMAINING_S + GRACE_S
-    engine.end_overdue(request)
-    assert "failed 0" in engine.sender.take_short()
-    if how == "pending":
-        engine.consumer.on_finished(first, 0)
-    if how == "watching":
-        assert ("unwatch", A) in engine.pins.take()
-    if how == "pinned":
-        assert ("unpin", 7) in engine.pins.take()
-    assert engine.consumer.counts() == IDLE
-    assert len(engine.consumer._deadlines) == 0
-
-
-def test_a_request_that_ended_in_time_is_never_overdue(engine: Engine) -> None:
-    request = fake_request("r1", [(A, 4)])
-    engine.consumer.on_request_added(request)
-    engine.consumer.on_finished(request, 1000)
-    engine.now_s += 1000
-    assert engine.passed() == []
 
 
 def test_a_preempted_request_may_wait_anew(engine: Engine) -> None:
@@ -188,17 +137,6 @@ def test_a_local_request_needs_space_and_no_tensor(engine: Engine) -> None:
     assert (engine.pins.take(), engine.sender.take()) == ([], [])
 
 
-def test_a_local_request_without_space_is_woken_when_it_has_some() -> None:
-    engine = Engine(budget=4)
-    first, second = whole_request("r1", [(A, 4)]), whole_request("r2", [(B, 3)])
-    assert engine.consumer.admit_request(first, 0)
-    assert not engine.consumer.admit_request(second, 0)
-    assert not engine.consumer.status("r2").may_encode(0)
-    engine.consumer.on_item_computed("r1", 0)
-    assert engine.consumer.drain_inbox() == ["r2"]
-    assert engine.consumer.admit_request(second, 0)
-
-
 def test_a_local_request_larger_than_the_budget_goes_item_by_item() -> None:
     engine = Engine(budget=4)
     request = whole_request("r1", [(A, 4), (B, 4)])
@@ -208,34 +146,7 @@ def test_a_local_request_larger_than_the_budget_goes_item_by_item() -> None:
     assert engine.consumer.status("r1").may_encode(1)
 
 
-def test_a_local_request_does_not_change_what_a_remote_one_holds(engine: Engine) -> None:
-    remote, local = fake_request("r1", [(A, 4)]), whole_request("l", [(A, 4)])
-    engine.consumer.admit_request(remote, 0)
-    engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit_request(local, 0)
-    engine.consumer.on_finished(local, 1000)
-    assert engine.consumer.item_state(A) is EngineItemState.PINNED
-    assert engine.pins.take() == [("pin_or_watch", A)]
-
-
 # ---- an encoder cache that is emptied ------------------------------------------------------------
-def test_views_that_were_forgotten_are_asked_for_anew(engine: Engine) -> None:
-    request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit_request(request, 0)
-    engine.replies(A, pinned(A, 1))
-    engine.replies(B, pinned(B, 2))
-    engine.consumer.load_item("r1", A)
-    engine.consumer.take_loads()
-    engine.pins.take()
-    engine.consumer.on_cache_emptied()
-    assert engine.pins.take() == [("pin_or_watch", A)]
-    assert not engine.consumer.admit_request(request, 0)
-    assert engine.replies(A, pinned(A, 3)) == ["r1"]
-    assert engine.consumer.admit_request(request, 0)
-    engine.consumer.load_item("r1", A)
-    assert [order.pin_id for order in engine.consumer.take_loads()] == [3]
-    engine.consumer.on_finished(request, 1000)
-    assert engine.consumer.counts() == IDLE
 
 
 def test_a_load_that_no_worker_saw_is_taken_back_with_the_view(engine: Engine) -> None:

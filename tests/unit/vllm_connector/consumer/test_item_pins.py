@@ -3,9 +3,7 @@
 import pytest
 
 from tests.support.vllm_connector.fake_engine import FakePinLink, descriptor, mm_hash
-from triptych_vllm_connector.consumer.item_pins import (
-    ItemPins,
-)
+from triptych_vllm_connector.consumer.item_pins import ItemPins
 
 A, B = mm_hash("a"), mm_hash("b")
 

@@ -108,11 +108,7 @@ def test_a_message_is_not_repeated(replies: Replies) -> None:
 
 def test_a_decision_can_be_revoked_and_taken_again(replies: Replies) -> None:
     replies.on_metadata(KEY)
-    sent = [
-        *replies.grant(),
-        *replies.decline("prefix_cached"),
-        *replies.grant(),
-    ]
+    sent = [*replies.grant(), *replies.decline("prefix_cached"), *replies.grant()]
     assert [what for _, _, what in short(sent)] == ["granted", "declined", "granted"]
 
 
@@ -122,22 +118,6 @@ def test_an_item_that_is_needed_again_gets_an_ack_again(replies: Replies) -> Non
     replies.ack(Outcome.SKIPPED)
     sent = [*replies.grant(), *replies.ack(Outcome.INJECTED)]
     assert [what for _, _, what in short(sent)] == ["granted", "injected"]
-
-
-def test_an_encoder_that_took_the_job_over_gets_everything(replies: Replies) -> None:
-    replies.on_metadata(KEY)
-    replies.grant()
-    assert short(replies.on_metadata(KEY, encoder="encoder-1")) == [("encoder-1", "job-1", "granted")]
-    assert short(replies.ack(Outcome.INJECTED)) == [
-        ("encoder-0", "job-1", "injected"),  # it was only slow: it waits for the ack too
-        ("encoder-1", "job-1", "injected"),
-    ]
-
-
-def test_a_job_that_was_delivered_again_is_answered_again(replies: Replies) -> None:
-    replies.on_metadata(KEY)
-    replies.ack(Outcome.SKIPPED)
-    assert [what for _, _, what in short(replies.on_metadata(KEY))] == ["skipped"]
 
 
 @pytest.mark.parametrize(
@@ -154,24 +134,6 @@ def test_an_encoder_that_comes_after_the_ack_shall_not_send(
     assert (decision.decision, decision.reason) == (Decision.DECLINED, reason)
     assert isinstance(ack, ItemAck)
     assert ack.outcome is outcome
-
-
-def test_two_jobs_for_the_same_item_are_both_answered(replies: Replies) -> None:
-    replies.on_metadata(KEY)
-    replies.grant()
-    sent = replies.on_metadata(KEY, job_id="job-2", encoder="encoder-1")
-    assert short(sent) == [("encoder-1", "job-2", "granted")]
-    assert short(replies.ack(Outcome.INJECTED)) == [
-        ("encoder-0", "job-1", "injected"),
-        ("encoder-1", "job-2", "injected"),
-    ]
-
-
-def test_one_metadata_for_several_requesters_of_ours(replies: Replies) -> None:
-    replies.grant(("req-1", 0))
-    replies.decline("request_gone", ("req-2", 3))
-    sent = replies.on_metadata(("req-1", 0), ("req-2", 3))
-    assert [what for _, _, what in short(sent)] == ["granted", "declined"]
 
 
 def test_requesters_of_other_instances_are_not_ours(replies: Replies) -> None:

@@ -32,14 +32,6 @@ def test_items_that_are_here_count_as_tokens() -> None:
     assert POLICY.readiness(places, 3) is WAITS
 
 
-def test_an_item_behind_a_missing_one_is_of_no_use_yet() -> None:
-    assert POLICY.readiness([place(2, 9, is_here=False), place(20, 40)], 0) is WAITS
-
-
-def test_in_the_midst_of_an_item_that_went_away_nothing_can_be_computed() -> None:
-    assert OverlapPolicy(min_tokens=1).readiness([place(2, 9, is_here=False)], 4) is WAITS
-
-
 def test_nothing_begins_without_space() -> None:
     assert POLICY.readiness([place(50, 60, is_granted=False, is_here=False)], 0) is WAITS
     assert POLICY.readiness([place(50, 60, is_granted=False, is_here=True)], 0) is WAITS
@@ -56,13 +48,6 @@ def test_drafters_that_read_ahead_shorten_the_step() -> None:
     policy = OverlapPolicy(min_tokens=10, lookahead_tokens=1)
     assert policy.readiness([place(10, 14, is_here=False)], 0) is WAITS
     assert policy.readiness([place(11, 14, is_here=False)], 0) is PART
-
-
-def test_off_or_asked_to_begin_whole_it_waits_for_all() -> None:
-    places = [place(100, 110), place(200, 210, is_here=False)]
-    assert POLICY.readiness(places, 0) is PART
-    assert POLICY.readiness(places, 0, begins_whole=True) is WAITS
-    assert NO_OVERLAP.readiness(places, 0) is WAITS
 
 
 @st.composite
@@ -113,11 +98,6 @@ def test_what_comes_never_takes_readiness_away(
         if each.is_granted and not each.is_here:
             more = [*places[:index], PromptPlace(each.start, each.end, True, True), *places[index + 1 :]]
             assert order.index(policy.readiness(more, computed)) >= order.index(before)
-
-
-def test_a_short_text_waits_for_the_item_behind_it() -> None:
-    assert POLICY.readiness([place(3, 9, is_here=False)], 0) is WAITS
-    assert POLICY.readiness([place(2, 9), place(12, 19, is_here=False)], 9) is WAITS
 
 
 def test_what_it_began_it_goes_on_with_however_little_is_left() -> None:

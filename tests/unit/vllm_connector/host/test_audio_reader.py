@@ -127,11 +127,6 @@ def test_a_fault_of_the_machine_is_none_of_the_sound(
         vllm_audio.load_audio(io.BytesIO(wav()))
 
 
-def test_what_is_read_without_a_name_is_the_danger() -> None:
-    with av.open(io.BytesIO(SESSION)) as found:
-        assert found.format.name == "sdp"
-
-
 def test_paths_are_not_read() -> None:
     with pytest.raises(ValueError, match="from memory"):
         RemoteContainer("/etc/hostname", PROCESSES)

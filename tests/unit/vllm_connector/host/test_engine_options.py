@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from triptych_common.domain.engine_args import option_value
 from triptych_vllm_connector import versions
-from triptych_vllm_connector.config import ConnectorConfig, engine_session_name, worker_session_name
+from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import (
     UnsupportedOptionError,
     encoder_options,
@@ -60,12 +60,6 @@ def test_the_config_survives_the_way_through_vllms_options() -> None:
 def test_wrong_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         config_with(**options)
-
-
-def test_session_names() -> None:
-    assert engine_session_name("pd-0") == "pd-0/engine"
-    assert worker_session_name("encoder-0") == "encoder-0/worker-0"
-    assert worker_session_name("encoder-0", 3) == "encoder-0/worker-3"
 
 
 # ---- vLLM's options ------------------------------------------------------------------------------

@@ -11,17 +11,13 @@ from triptych_common.domain.engine_args import option_value
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host import kv_transfer
-from triptych_vllm_connector.host.engine_options import (
-    UnsupportedOptionError,
-    prefill_decode_options,
-)
+from triptych_vllm_connector.host.engine_options import UnsupportedOptionError, prefill_decode_options
 from triptych_vllm_connector.host.kv_transfer import (
     LAST_PORT,
     address_of,
     announced_kv_transfer,
     check_kv_transfer,
     free_port,
-    is_handing_over,
     kv_environment,
     kv_transfer_config,
     kv_transfer_options,
@@ -95,11 +91,6 @@ def test_one_that_decodes_has_a_scheduler_that_waits_for_no_item(on_gpu: bool) -
     options = options_of(Role.DECODE, on_gpu=on_gpu)
     assert (option_value(options, "--scheduler-cls") or "").endswith(".decode_scheduler.decode_scheduler")
     assert option_value(options, "--ec-manager-config") is None
-
-
-def test_roles_that_do_both_hand_nothing_over() -> None:
-    assert not is_handing_over(Role.PREFILL_DECODE)
-    assert not is_handing_over(Role.ENCODE_PREFILL_DECODE)
 
 
 @pytest.mark.parametrize(

@@ -307,12 +307,6 @@ def test_large_files_are_sampled_over_their_whole_length(
     assert snapshot.file_digest(path) != before
 
 
-def test_an_empty_file_is_a_file(model: Path) -> None:
-    before = digest(model)
-    (model / "empty.bin").write_bytes(b"")
-    assert digest(model) != before
-
-
 # ---- models of the hub ---------------------------------------------------------------------------
 @pytest.fixture
 def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash, sealed
+from tests.support.vllm_connector.fake_engine import FakeStoreSession
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer.consumer import Inbox, StoreLost
+from triptych_vllm_connector.consumer.consumer import Inbox
 from triptych_vllm_connector.links import opening
 from triptych_vllm_connector.links.readable_pins import ReadablePins
 
@@ -48,19 +48,6 @@ def test_the_session_is_the_engines(pins: ReadablePins, config: ConnectorConfig)
     session = session_of(pins)
     assert session.args == (config.store_socket, "pd-0/engine")
     assert session.kwargs["namespace_digest"] == "0" * 64
-
-
-def test_the_end_of_the_session_reaches_the_inbox(pins: ReadablePins, inbox: Inbox) -> None:
-    session_of(pins).kwargs["on_disconnect"](None)
-    assert [type(event) for event in inbox.take_events()] == [StoreLost]
-    pins.close()
-    assert session_of(pins).is_closed
-
-
-def test_a_seal_reaches_the_inbox(pins: ReadablePins, inbox: Inbox) -> None:
-    push = sealed(mm_hash("a"), 1)
-    session_of(pins).kwargs["on_push"](push)
-    assert list(inbox.take_events()) == [push]
 
 
 def test_the_consumer_and_all_below_it_import_neither_vllm_nor_torch() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash, watching
+from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_vllm_connector.links.readable_pins import StorePins
 
@@ -24,15 +24,6 @@ def replies() -> list[Any]:
 @pytest.fixture
 def pins(session: FakeStoreSession, replies: list[Any]) -> StorePins:
     return StorePins(session, 2, lambda mm_hash, reply: replies.append((mm_hash, reply)))  # type: ignore[arg-type]
-
-
-def test_a_reply_comes_with_its_item(pins: StorePins, session: FakeStoreSession, replies: list[Any]) -> None:
-    pins.pin_or_watch(A)
-    command, future = session.sent[0]
-    assert (command.kind, command.mm_hash, command.num_holders) == ("pin_or_watch", A, 2)
-    assert replies == []
-    future.set_result(watching(A))
-    assert replies == [(A, watching(A))]
 
 
 def test_a_broken_session_comes_as_the_reply(

@@ -33,12 +33,6 @@ class Opening:
         return Session()
 
 
-def test_it_is_opened_once() -> None:
-    opening = Opening()
-    assert opening.reopened.try_get() is opening.reopened.get() is not None
-    assert len(opening.attempts) == 1
-
-
 def test_it_is_opened_again_when_it_has_ended() -> None:
     opening = Opening()
     first = opening.reopened.get()
@@ -71,11 +65,3 @@ def test_where_it_is_needed_now_it_is_tried_now() -> None:
     with pytest.raises(StoreUnavailableError):
         opening.reopened.get()
     assert len(opening.attempts) == 2
-
-
-def test_closed_twice() -> None:
-    opening = Opening()
-    session = opening.reopened.get()
-    opening.reopened.close()
-    opening.reopened.close()
-    assert session.num_closed == 1

@@ -50,10 +50,6 @@ def test_images_of_messages_and_of_tools() -> None:
     assert urls_of(messages) == [FIRST, SECOND, FIRST]
 
 
-def test_the_id_is_the_gateways() -> None:
-    assert request_of(input="a").request_id == "resp_1"
-
-
 def test_items_travel_with_the_request_and_with_its_sampling() -> None:
     request = request_of(input="a", ec_transfer_params={"items": []})
     assert request.ec_transfer_params == {"items": []}

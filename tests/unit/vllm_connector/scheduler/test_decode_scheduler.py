@@ -75,14 +75,6 @@ def test_only_a_kv_cache_of_the_same_prompt_is_read(tokens: list[int], expected:
     assert params["do_remote_prefill"], "its owner is told to free it"
 
 
-def test_a_kv_cache_is_named_once() -> None:
-    scheduler, params = Scheduler(), handed_over(TOKENS)
-    assert scheduler.reason(request(dict(params))) is None
-    again = dict(params)
-    assert scheduler.reason(request(again, request_id="d2")) == "kv_taken"
-    assert not again["do_remote_prefill"], "it is the first one's to free"
-
-
 def test_a_request_that_was_refused_before_has_its_kv_cache_freed() -> None:
     """Its prompt is none."""
     params = handed_over(TOKENS)

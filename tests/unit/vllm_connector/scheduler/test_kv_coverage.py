@@ -42,14 +42,6 @@ def params(engine: str, request: str) -> dict[str, Any]:
     return {"do_remote_prefill": True, "remote_engine_id": engine, "remote_request_id": request}
 
 
-def test_a_kv_cache_is_read_once() -> None:
-    reads = KvReads()
-    assert reads.name(params("e", "r"))
-    assert not reads.name(params("e", "r"))
-    assert reads.name(params("f", "r"))
-    assert reads.name(params("e", "s"))
-
-
 def test_only_the_last_ones_are_remembered() -> None:
     reads = KvReads(max_remembered=2)
     assert all(reads.name(params("e", name)) for name in "abc")

@@ -16,23 +16,9 @@ def params(tokens: list[int] = TOKENS) -> dict[str, Any]:
     return {"do_remote_prefill": True, **named}
 
 
-def test_what_is_its_own_goes_on() -> None:
-    refusals = KvRefusals()
-    assert refusals.on_added("one", params(), TOKENS) is None
-    assert refusals.check("one", [], 3, 3) is None
-    assert not len(refusals)
-
-
 @pytest.mark.parametrize("given", [None, {}, {"do_remote_prefill": False}])
 def test_without_a_kv_cache_there_is_nothing_to_refuse(given: dict[str, Any] | None) -> None:
     assert KvRefusals().on_added("one", given, TOKENS) is None
-
-
-def test_of_another_prompt_the_owner_frees_it() -> None:
-    refusals, named = KvRefusals(), params([1, 2, 4])
-    assert refusals.on_added("one", named, TOKENS) is KvFailure.KV_LOAD_FAILED
-    assert named["do_remote_prefill"]
-    assert refusals.check("one", [], 3, 3) is KvFailure.KV_LOAD_FAILED
 
 
 def test_the_second_that_names_it_has_nothing_freed() -> None:

@@ -44,13 +44,6 @@ class Engine:
         return [self.step(chunks, num_decoding) for _ in range(3 * NUM_REMEMBERED)][-1]
 
 
-@pytest.mark.parametrize(
-    ("decode_share", "expected"), [(0.5, 96), (0.2, 384), (0.8, SMALLEST), (0.01, 8192), (0.99, SMALLEST)]
-)
-def test_decoding_keeps_its_share(decode_share: float, expected: int) -> None:
-    assert Engine().settle(PrefillChunking(decode_share), 3) == expected
-
-
 def test_nothing_is_bounded_without_a_share_or_while_nothing_decodes() -> None:
     assert PrefillChunking(0.0).max_prompt_tokens(3) is None
     assert PrefillChunking(0.5).max_prompt_tokens(0) is None

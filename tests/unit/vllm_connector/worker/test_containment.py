@@ -79,7 +79,3 @@ def test_images_of_a_step_are_encoded_together_and_all_else_alone() -> None:
         {"b": [0]},
         {"c": [0]},
     ]
-
-
-def test_a_step_without_images_has_no_empty_batch() -> None:
-    assert divided({"a": [1], "b": [0]}, lambda *_: False) == [{"a": [1]}, {"b": [0]}]

@@ -15,14 +15,6 @@ A = mm_hash("a")
 ORDER = WriteOrder(A, "job", 5, 0, 2, 4, "float32", memory="redis")
 
 
-def test_what_could_not_be_written_is_never_sealed(
-    session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
-) -> None:
-    transports.is_broken = True
-    WritingWorker(config, 0).write_order(ORDER, TENSOR)
-    assert session.sent == [Cancel(seq=0, reservation_id=5)]
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA"), MemoryError()])
 def test_torch_errors_fail_the_item_and_not_the_engine(
     session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig, error: Exception

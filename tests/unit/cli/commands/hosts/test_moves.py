@@ -32,11 +32,7 @@ def test_entries_are_divided_by_the_room_that_is_left() -> None:
     plan = plan_moves(
         [entry(number, float(number)) for number in range(3)], [TargetRoom("b", 150), TargetRoom("c", 100)]
     )
-    assert plan.moves == [
-        Move(f"{0:064x}", 64, "b"),
-        Move(f"{1:064x}", 64, "c"),
-        Move(f"{2:064x}", 64, "b"),
-    ]
+    assert plan.moves == [Move(f"{0:064x}", 64, "b"), Move(f"{1:064x}", 64, "c"), Move(f"{2:064x}", 64, "b")]
 
 
 def test_what_no_agent_moves_is_counted_apart() -> None:

@@ -30,11 +30,7 @@ def record(role: Role = Role.ENCODE, **fields: Any) -> InstanceRecord:
             "auto",
             "prefill-decode-0 uses redis, not shared",
         ),
-        (
-            [record(slab_failure="no rights")],
-            "cuda_ipc",
-            "uses pinned_shm, not cuda_ipc: no rights",
-        ),
+        ([record(slab_failure="no rights")], "cuda_ipc", "uses pinned_shm, not cuda_ipc: no rights"),
         ([record()], "cuda_ipc", "encode-0 uses pinned_shm, not cuda_ipc"),
         ([record(), record(Role.ENCODE_PREFILL_DECODE)], "auto", "encode-prefill-decode-0 encodes nothing"),
     ],
@@ -54,8 +50,3 @@ def test_what_is_missing_is_one_line(records: list[InstanceRecord], asked: str, 
 )
 def test_a_system_that_serves_all_has_no_line(records: list[InstanceRecord], asked: str) -> None:
     assert shortfalls(records, CONFIG, asked) == []
-
-
-def test_a_model_of_text_alone_needs_no_tower() -> None:
-    records = [record(Role.ENCODE_PREFILL_DECODE)]
-    assert shortfalls(records, {"architectures": ["LlamaForCausalLM"]}, "auto") == []

@@ -15,12 +15,7 @@ from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import EventReleaser
-from triptych_common.region.cuda.transports import (
-    PinnedReader,
-    PinnedWriter,
-    RegisteredRegion,
-    TorchDevice,
-)
+from triptych_common.region.cuda.transports import PinnedReader, PinnedWriter, RegisteredRegion, TorchDevice
 
 
 # ---- pinned_shm ----------------------------------------------------------------------------------
@@ -132,24 +127,6 @@ def test_a_copy_whose_call_failed_is_over_before_its_blocks_are_given_back(
     assert not gpu.is_to_be_used(region.address, region.num_bytes)
 
 
-def test_the_region_is_registered_once_and_given_back(region: RegionMapping, driver: FakeDriver) -> None:
-    registered = RegisteredRegion(driver, region)
-    assert driver.registered == [region.address]
-    registered.close()
-    registered.close()
-    assert driver.registered == []
-
-
-def test_a_write_into_the_region_is_there_when_it_returns(
-    gpu: FakeGpu, region: RegionMapping, driver: FakeDriver, device: FakeDevice
-) -> None:
-    tensor = torch.randn(8, 8).t()
-    writer = PinnedWriter(driver, device, RegisteredRegion(driver, region))
-    contiguous = device.own(tensor.contiguous())
-    written(gpu, lambda: writer.write(Order(), contiguous))
-    assert region.view(OFFSET, tensor.nbytes) == contiguous.numpy().tobytes()
-
-
 def test_torch_is_asked_for_the_copies_own_pool_and_told_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's allocator documents it; tests/gpu sees that the bytes stay."""
     current: list[object] = ["compute"]
@@ -178,11 +155,6 @@ def test_torch_is_asked_for_the_copies_own_pool_and_told_who_reads(monkeypatch: 
 
 
 # ---- the rest ------------------------------------------------------------------------------------
-def test_when_cuda_has_failed_pins_end_all_the_same(driver: FakeDriver, releaser: EventReleaser) -> None:
-    driver.fail = "event_create"
-    released = threading.Event()
-    releaser.release_after(0, released.set)
-    assert released.wait(WAIT_S)
 
 
 def test_a_release_that_fails_does_not_end_the_others(driver: FakeDriver, releaser: EventReleaser) -> None:

@@ -23,11 +23,7 @@ from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping
-from triptych_common.region.cuda.transports import (
-    DeviceRange,
-    SlabReader,
-    SlabWriter,
-)
+from triptych_common.region.cuda.transports import DeviceRange, SlabReader, SlabWriter
 from triptych_common.region.fence import StaleDescriptorError, StaleReservationError
 from triptych_common.region.tensor_view import address_range
 
@@ -111,24 +107,6 @@ def test_a_view_is_released_after_the_kernels_that_read_it(
     gpu.advance(compute)
     assert released.wait(WAIT_S)
     assert driver.bound_threads, "the thread that waits has the GPU"
-
-
-def test_a_slice_holds_what_its_view_held(
-    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
-) -> None:
-    tensor = torch.randn(8, 8)
-    put(gpu, slab, tensor)
-    mapping, released = SlabMapping(driver, slab, GENERATION), threading.Event()
-    view = SlabReader(device, lambda: mapping, releaser).open(descriptor(tensor, slab.memory), released.set)
-    row = view[2]
-    del view
-    gc.collect()
-    gpu.advance_all()
-    assert not released.wait(0.05)
-    assert torch.equal(row, tensor[2])
-    del row
-    gpu.advance_all()
-    assert released.wait(WAIT_S)
 
 
 def test_a_descriptor_of_an_earlier_store_is_refused(

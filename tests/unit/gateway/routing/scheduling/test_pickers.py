@@ -17,11 +17,6 @@ def names_of(picker: Picker, *candidates: ScoredCandidate) -> Counter[str]:
     return Counter(picker(candidates).candidate.record.instance for _ in range(2000))
 
 
-def test_best() -> None:
-    assert set(names_of(pick_best, scored("a", 1.0), scored("b", 1.5, 7))) == {"b"}
-    assert set(names_of(pick_best, scored("a", 1.0, 3), scored("b", 1.0, 2), scored("c", 1.0, 4))) == {"b"}
-
-
 def test_sums_that_differ_by_rounding_are_equal() -> None:
     one = ScoredCandidate(candidate("a", picked_at=2), {"x": 0.1, "y": 0.2})
     other = ScoredCandidate(candidate("b", picked_at=1), {"x": 0.3})

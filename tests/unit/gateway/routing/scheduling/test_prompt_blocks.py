@@ -40,12 +40,6 @@ def test_prompts_are_alike_up_to_the_first_difference(num_common: int) -> None:
     assert num_common - 512 < num_alike(one, other) <= num_common
 
 
-def test_a_conversation_that_goes_on_keeps_its_blocks() -> None:
-    before, after = prompt(TEXT[:3000]), prompt(TEXT)
-    assert after.blocks[: len(before.blocks)] == before.blocks
-    assert len(after.blocks) > len(before.blocks) > 0
-
-
 def test_an_item_is_part_of_the_prompt_by_its_hash() -> None:
     dog, cat = prompt(b"see", DOG, b"what?"), prompt(b"see", CAT, b"what?")
     assert num_alike(dog, cat) == 0

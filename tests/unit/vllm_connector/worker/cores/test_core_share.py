@@ -58,14 +58,6 @@ def test_a_late_prompt_has_the_core_of_an_encode_for_its_step_alone(
     assert moves.places == {0: {0}, 1: {0}}
 
 
-def test_image_first_keeps_the_core_of_text(share: MakeShare, text: CoreBoard, moves: Moves) -> None:
-    cores = share(policy="image_first")
-    text.publish(Work.DECODE)
-    cores.start_step(Work.ENCODE)
-    assert cores.range.fewest == 2
-    assert moves.places == {0: {0, 1}, 1: {0, 1}}
-
-
 def test_cores_are_chosen_before_each_layer_that_is_watched(
     share: MakeShare, text: CoreBoard, moves: Moves
 ) -> None:
