@@ -83,13 +83,6 @@ async def test_the_default_leaves_media_to_encoders(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", [AUTO], indirect=True)
-async def test_without_a_tower_nothing_changes(system: System) -> None:
-    await system.ask([TEXT, image_part(3)])
-    await system.ask("hello")
-    assert count(system, "remote", "no_tower") == 1
-
-
-@pytest.mark.parametrize("system", [AUTO], indirect=True)
 async def test_unknown_costs_and_known_sizes_leave_them_to_encoders(system: System) -> None:
     await tower(system)
     await system.ask([TEXT, image_part(3)])

@@ -53,14 +53,6 @@ async def test_without_encoders_all_kinds_go_whole_and_in_order(system: System, 
     assert system.prefill_decode.bodies == []
 
 
-async def test_encoders_that_hang_are_given_up(system: System) -> None:
-    instance = await tower(system, item_limits=ALL)
-    system.encoder.before_metadata.clear()
-    await system.ask([TEXT, VIDEO])
-    assert sent_media(instance) == [("video_url", MP4)]
-    system.encoder.before_metadata.set()
-
-
 @pytest.mark.parametrize("part", [VIDEO, SOUND], ids=["video", "sound"])
 async def test_a_tower_that_does_not_say_so_gets_images_alone(system: System, part: dict[str, Any]) -> None:
     instance = await tower(system)

@@ -186,13 +186,6 @@ def num_decisions(system: System) -> float:
     return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
 
 
-@pytest.mark.parametrize("pair", ["default: {}"], indirect=True)
-async def test_without_weights_instances_take_turns(pair: Pair) -> None:
-    turn = conversation()
-    places = [await pair.ask(turn) for _ in range(6)]
-    assert places in (["pd-0", "pd-1"] * 3, ["pd-1", "pd-0"] * 3)
-
-
 @pytest.mark.parametrize(
     "text", ["default: {weights: {prefx: 1}}", "default: {picker: [}", "nothing: {}"], ids=str
 )
