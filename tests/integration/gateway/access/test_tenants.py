@@ -116,21 +116,6 @@ async def test_a_flight_of_another_tenant_is_not_joined(tenants: System) -> None
     assert len(encoder.jobs) == 2
 
 
-async def test_sizes_of_another_tenant_are_not_found(tenants: System) -> None:
-    """Neither in the gateway's memory nor in Redis: a known image answers sooner, and that would show."""
-    system = tenants
-
-    def num_known() -> float:
-        registry = system.gateway.services.metrics.metrics.registry
-        return registry.get_sample_value("triptych_gateway_items_total", {"how": "sizes_known"}) or 0.0
-
-    await ask(system, "key-alice", [IMAGE])
-    await ask(system, "key-bob", [IMAGE])
-    assert (num_known(), len(system.encoder.jobs)) == (0.0, 2)
-    await ask(system, "key-anna", [IMAGE])
-    assert (num_known(), len(system.encoder.jobs)) == (1.0, 2)
-
-
 @pytest.mark.parametrize("tenants", [QUICK], indirect=True)
 async def test_raw_media_have_a_name_of_the_tenant(tenants: System) -> None:
     """vLLM would name them by content, and its encoder cache would be shared."""

@@ -292,6 +292,8 @@ async def test_aliases_and_keys(redis_url: str, tmp_path: Path) -> None:
             ["gpt-4o"],
             [],
         ]
+        named = await system.http.get(f"/v1/models/{MODEL}", headers={"Authorization": "Bearer key-other"})
+        assert code_of(named) == (404, "model_not_found")
         unnamed = await system.http.post(
             "/v1/completions", json={"prompt": "hello"}, headers={"Authorization": "Bearer key-alias"}
         )

@@ -224,15 +224,6 @@ async def test_a_part_takes_files_of_its_own_kind(files: System) -> None:
     assert raised.value.code == "invalid_file"
 
 
-@pytest.mark.parametrize(
-    "file_id",
-    ["file-" + "0" * 32, "file-", "", "../lock", "file-" + "0" * 31 + "/", "/etc/passwd", "file-\x00"],
-)
-async def test_ids_that_no_file_has(files: System, file_id: str) -> None:
-    with pytest.raises(openai.NotFoundError):
-        await ask(files, [file_part(file_id), TEXT])
-
-
 @pytest.mark.parametrize("files", [{"files_dir": None}], indirect=True)
 async def test_a_gateway_without_a_directory(files: System) -> None:
     for asked in (upload(files, IMAGE), ask(files, [file_part("file-" + "0" * 32), TEXT])):
