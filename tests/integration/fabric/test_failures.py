@@ -10,9 +10,11 @@ from tests.integration.fabric.conftest import (
     MakeHost,
     by_each_transport,
     by_each_transport_in_time,
+    needs_nixl,
 )
+from tests.support.fabric.fabric_host import transports_option
 from tests.support.fabric.orders import OrderingGateway, completed, failed
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.messages import EncodeClass, FabricTransport
 from triptych_common.protocol.transfers import TransferFailureKind
 
 MIB = 1 << 20
@@ -151,3 +153,36 @@ async def test_urgent_entries_pass_a_long_one(make_host: MakeHost, gateway: Orde
     completed(await asyncio.wait_for(urgent, 10))
     assert not long.done()
     completed(await asyncio.wait_for(long, 20))
+
+
+OTHER = f"{2:064x}"
+ELSEWHERE = "127.0.0.2"  # nothing listens there
+
+
+@needs_nixl
+@pytest.mark.long  # agents with NIXL take seconds to start
+async def test_tcp_follows_nixl_without_a_network(
+    make_host: MakeHost, gateway: OrderingGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next transfer takes the link that there is."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    monkeypatch.setenv("UCX_NET_DEVICES", "nothing0")
+    both = transports_option("nixl", "tcp")
+    source, target = make_host("a", both), make_host("b", both)
+    for mm_hash, data in ((HASH, DATA), (OTHER, DATA[::-1])):
+        source.encode(mm_hash, data)
+        result = completed(await gateway.transfer(source, target, mm_hash))
+        assert result.transport is FabricTransport.TCP
+        assert await asyncio.to_thread(target.read, mm_hash) == data
+    assert source.agent.log().count("fabric transport failed") == 1
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+async def test_where_there_is_no_other_one_the_order_fails(
+    make_host: MakeHost, gateway: OrderingGateway
+) -> None:
+    source, target = make_host("a"), make_host("b", f"--fabric-advertise-host={ELSEWHERE}")
+    source.encode(HASH, DATA)
+    assert failed(await gateway.transfer(source, target, HASH)) is TransferFailureKind.UNREACHABLE
+    source.wait_no_leftovers()

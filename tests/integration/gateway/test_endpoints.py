@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint
 from triptych_gateway.endpoints.openapi import statuses_of

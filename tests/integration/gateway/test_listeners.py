@@ -18,9 +18,9 @@ from starlette.responses import Response
 from tests.support.gateway.certificates import Authority
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
 from tests.support.gateway.process import service_of
-from tests.support.gateway.serving import MODEL, served
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
+from tests.support.gateway.serving import served
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import free_port, until, until_async

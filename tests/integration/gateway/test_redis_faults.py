@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
-from tests.support.gateway.media_samples import image_part
+from tests.support.gateway.samples import image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until, until_async
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment, exit_code, process_of, until_status
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.otlp_receivers import RECEIVERS, all_spans
 from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus

@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.local_encode import QUICK, tower
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
 from triptych_common.telemetry import setup_logging

@@ -13,9 +13,7 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.file_samples import file_part, upload
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import RequestCounts

@@ -10,10 +10,8 @@ import openai
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import KEYS
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import KEYS, MODEL, data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.domain.hashing import tenant_salt

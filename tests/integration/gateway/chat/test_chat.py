@@ -8,8 +8,7 @@ import openai
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, send_encode_needed
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams, ImageProperties

@@ -12,8 +12,7 @@ import pytest
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.hosts import TARGET, opened_hosts
 from tests.support.gateway.local_encode import ANSWER, on_shared_cores, tower, without_encoders
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until

@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 from tests.support.waiting import until, until_async
 from triptych_common.protocol.ids import MmHash

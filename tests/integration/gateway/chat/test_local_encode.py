@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams, FailureKind

@@ -13,7 +13,7 @@ import pytest
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.fake_stages import KV_TRANSFER, FakeDecode, FakePrefill
-from tests.support.gateway.media_samples import image_part
+from tests.support.gateway.samples import image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.bus import AsyncBus

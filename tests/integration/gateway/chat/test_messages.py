@@ -11,10 +11,8 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, entry, image_bytes, image_part, write_keys
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.domain.hashing import tenant_salt

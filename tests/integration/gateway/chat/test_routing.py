@@ -12,9 +12,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.routing import load_of
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until

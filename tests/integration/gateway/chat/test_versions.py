@@ -12,9 +12,7 @@ import yaml
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, image_part, write_keys
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 

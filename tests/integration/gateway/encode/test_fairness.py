@@ -8,9 +8,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_encoder import FakeEncoder
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, data_url, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.domain.fair_queue import MAX_PASSED

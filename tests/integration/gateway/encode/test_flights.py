@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from tests.support.gateway.fake_encoder import PREFETCH
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, image_part
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight, StartResult, single_flight

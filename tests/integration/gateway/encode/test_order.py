@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until_async
 from triptych_common.coordination import SingleFlight

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.gateway.chat.test_chat import collect, image, text
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.local_encode import ANSWER
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL
 from tests.support.gateway.system import System
 from tests.support.scraping import scrape
 from tests.support.waiting import until, until_async

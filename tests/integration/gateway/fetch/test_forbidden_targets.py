@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientConnectorError
 
 from tests.support.gateway.fetching import QUICK, ChosenNames, TurningNames, code_of, fetch, fetching, refusal
-from tests.support.gateway.media_samples import image_bytes
 from tests.support.gateway.media_server import FORBIDDEN, SERVED, MediaServer, answering, redirecting
+from tests.support.gateway.samples import image_bytes
 from tests.unit.gateway.fetch.test_addresses import REFUSED as NOT_PUBLIC
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.fetch.client import AddressRefusedError, checked_socket, failure_of, open_client

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.media_server import (
     SERVED,
     Asked,
@@ -17,7 +16,8 @@ from tests.support.gateway.media_server import (
     redirecting,
     repeating,
 )
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
+from tests.support.gateway.serving import until
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality
 

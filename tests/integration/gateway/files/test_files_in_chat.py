@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.gateway.file_samples import ask, file_part, num_ahead, stored, upload
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, data_url, image_bytes, image_part
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight

@@ -19,7 +19,7 @@ from tests.support.gateway.file_samples import (
     stored,
     upload,
 )
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.samples import image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality

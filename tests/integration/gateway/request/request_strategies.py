@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.support.gateway.header_bombs import gif_with_profile, webp_animation
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 
 CHAT_PATH = "/v1/chat/completions"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO")

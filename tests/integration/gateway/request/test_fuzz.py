@@ -28,7 +28,7 @@ from tests.integration.gateway.request.request_strategies import FuzzedRequest, 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment, process_of
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.waiting import free_port, until_async
 from triptych_common.bus import AsyncBus
 

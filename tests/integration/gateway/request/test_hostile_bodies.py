@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.header_bombs import jpeg_of_empty_segments
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System
 from tests.support.hostile import chunks as hostile_chunks
 from tests.support.waiting import until

@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_gateway.proxy import upstream

@@ -8,8 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 
 URL = "messages[0].content[1].image_url.url"

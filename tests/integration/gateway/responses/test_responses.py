@@ -6,8 +6,7 @@ import openai
 import pytest
 
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 
 IMAGE = {"type": "input_image", "image_url": data_url(image_bytes(7))}

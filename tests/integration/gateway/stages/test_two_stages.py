@@ -11,8 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.integration.gateway.stages.conftest import Staged
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.waiting import until
 from triptych_common.protocol.messages import KvTransfer, Role
