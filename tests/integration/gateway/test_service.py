@@ -1,4 +1,4 @@
-"""`python -m triptych_gateway` as a process: starts, is healthy, ends; drains of it and of a request's prefill_decode."""
+"""`python -m triptych_gateway` as a process: it starts, is healthy, ends; it drains, and an instance may."""
 
 import asyncio
 import os
