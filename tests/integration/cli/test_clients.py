@@ -6,14 +6,11 @@ from collections.abc import Callable
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.cache_store.conftest import make_daemon, run_dir
 from tests.support.stores import StoreProcess
 from triptych_cli.commands.clients import list_entries
 from triptych_cli.supervisor.readiness import RegistryReader
 from triptych_common.protocol.store import MAX_LISTED, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.store_session import AsyncStoreSession
-
-__all__ = ["make_daemon", "run_dir"]  # fixtures
 
 BLOCK = 4096
 SPEC = TensorSpec(shape=(1, 1), dtype="bfloat16", num_bytes=2)

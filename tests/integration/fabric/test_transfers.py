@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import embedded_redis
-from tests.integration.cache_store.conftest import SHARED_MEMORY
+from tests.integration.conftest import SHARED_MEMORY
 from tests.integration.fabric.conftest import ALL_TRANSPORTS
 from tests.support.fabric.agent_process import write_fabric_key
 from tests.support.fabric.fabric_host import FabricHost, transports_option
