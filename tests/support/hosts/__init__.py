@@ -4,6 +4,5 @@ namespaces      a namespace, held by a thread; how a thread gets into one; why t
 network         hosts, their cables and rates, and which packets are lost
 control_redis   Redis on a host of its own
 real            real engines on two hosts
-command_line    `./triptych` on one of them
 layout, system  `tests.support.fast` on them: a store and a fabric agent on each host
 """
