@@ -4,12 +4,10 @@ stores, agents and a gateway.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.store_session import StoreSession
 
-SHARED_MEMORY = Path("/dev/shm")
 LIMIT_S = 110.0
 NO_ENGINES = ("--encoders=0", "--prefill-decodes=0", f"--region-bytes={64 << 20}")
 
@@ -56,28 +53,17 @@ class CommandLine:
         return self.state_dir / self.run_dir.name / "join"
 
 
-@contextmanager
-def command_lines(*names: str) -> Iterator[list[CommandLine]]:
-    """Of hosts by these names; nothing runs on them yet, and nothing is left at the end."""
-    directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    base = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=directory))
-    hosts = [CommandLine(base / name, base / f"state-{name}") for name in names]
-    try:
-        yield hosts
-    finally:
-        for each in reversed(hosts):
-            each("down", code=None)
-        shutil.rmtree(base)
-
-
 NUM_BYTES = 1 << 20
 SPEC = TensorSpec(shape=(1, NUM_BYTES // 2), dtype="bfloat16", num_bytes=NUM_BYTES)
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[CommandLine, CommandLine]]:
-    with command_lines("a", "b") as (first, second):
-        yield first, second
+def hosts(run_dir: Path) -> Iterator[tuple[CommandLine, CommandLine]]:
+    """Nothing runs on them yet."""
+    first, second = (CommandLine(run_dir / name, run_dir / f"state-{name}") for name in ("a", "b"))
+    yield first, second
+    for each in (second, first):
+        each("down", code=None)
 
 
 def up_first(host: CommandLine) -> str:

@@ -75,17 +75,6 @@ async def test_clients_do_not_see_comments(system: System, monkeypatch: pytest.M
         assert (await collect(stream)).strip() == ANSWER
 
 
-@on_demand
-async def test_comments_are_repeated(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "COMMENT_INTERVAL_S", 0.0)
-    async with system.http.stream("POST", "/v1/chat/completions", json=body(1, stream=True)) as answer:
-        seen = b""
-        async for piece in answer.aiter_bytes():
-            seen += piece
-            if seen.count(COMMENT) == 3:
-                break
-
-
 @pytest.mark.parametrize("system", [ON_DEMAND | {"encoder_grace_s": 0.3}], indirect=True)
 async def test_after_the_grace_a_stream_ends_with_an_error_event(system: System) -> None:
     answer = await system.post(body(1, stream=True))
