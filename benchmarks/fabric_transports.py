@@ -32,9 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.conftest import embedded_redis  # noqa: E402
 from tests.support.fabric.agent_process import write_fabric_key  # noqa: E402
-from tests.support.fabric.fabric_host import FabricHost, spec_of  # noqa: E402
+from tests.support.fabric.fabric_host import HAS_NIXL, FabricHost, spec_of, transports_option  # noqa: E402  # noqa: E402
 from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway  # noqa: E402
-from tests.support.fabric.transports import HAS_NIXL, transports_option  # noqa: E402
 from tests.support.waiting import free_port  # noqa: E402
 from triptych_common.protocol.store import Evict  # noqa: E402
 

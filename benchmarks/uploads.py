@@ -43,9 +43,8 @@ from gateway_bench.arms import GATEWAY, Arm, cores, process, source_path, until_
 from tests.conftest import embedded_redis  # noqa: E402
 from tests.support.gateway.fake_encoder import FakeEncoder  # noqa: E402
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode  # noqa: E402
-from tests.support.gateway.media_samples import image_bytes  # noqa: E402
 from tests.support.gateway.media_server import SERVED, MediaServer, answering  # noqa: E402
-from tests.support.gateway.serving import MODEL  # noqa: E402
+from tests.support.gateway.samples import MODEL, image_bytes  # noqa: E402
 from triptych_cli.system.machine import free_ports  # noqa: E402
 from triptych_common.bus import AsyncBus  # noqa: E402
 from triptych_common.protocol.codec import Envelope  # noqa: E402

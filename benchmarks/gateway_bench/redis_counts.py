@@ -18,7 +18,7 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 
 from tests.conftest import embedded_redis
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 
 NUM_REQUESTS = 20

@@ -17,9 +17,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.support.fabric.agent_process import write_fabric_key
-from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.fabric_host import HAS_NIXL, UCX_BETWEEN_HOSTS, FabricHost, transports_option
 from tests.support.fabric.orders import OrderingGateway, completed, ordering_gateway
-from tests.support.fabric.transports import HAS_NIXL, UCX_BETWEEN_HOSTS, transports_option
 from tests.support.hosts.control_redis import control_redis
 from tests.support.hosts.network import Host, Network
 from triptych_common.protocol.store import Evict

@@ -5,9 +5,11 @@ No test asserts a time. What a first token waits for is found by holding everyth
 
 import asyncio
 import itertools
+import socket
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -19,14 +21,30 @@ from tests.support.fast.faults import Faults
 from tests.support.fast.layout import DEPLOYMENT
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
-from tests.support.faults.distance import DistantRedis
-from tests.support.faults.round_trips import RoundTrip, counted
-from tests.support.hosts.far_redis import running_far_from_redis
-from tests.support.hosts.layout import HostsLayout
+from tests.support.faults.distance import DistantRedis, RoundTrip, counted, distant_redis
+from tests.support.hosts.control_redis import control_redis
+from tests.support.hosts.layout import CONTROL, HostsLayout
 from tests.support.hosts.namespaces import require_namespaces
+from tests.support.hosts.network import Network
 from tests.support.hosts.system import HostsSystem
 from tests.support.protocol_steps import Party
 from triptych_common.protocol.names import StreamNames
+
+PORT = 6380
+"""Of the proxy, on the host of Redis."""
+
+
+@contextmanager
+def running_far_from_redis(layout: HostsLayout) -> Iterator[tuple[HostsSystem, DistantRedis]]:
+    """As `running_hosts`; Redis is near at first. The test itself does not pass the proxy."""
+    with Network([*layout.places, CONTROL]) as network, control_redis(network[CONTROL]) as server:
+        address = (str(network[CONTROL].address), PORT)
+        listener = network[CONTROL].call(lambda: socket.create_server(address))
+        with listener, distant_redis(server.socket_path, listener) as far:
+            server.service_url = f"redis://{address[0]}:{PORT}/0"
+            with HostsSystem(network, server, layout) as system:
+                yield system, far
+
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

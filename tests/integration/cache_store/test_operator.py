@@ -1,6 +1,8 @@
 """`./triptych store …` against a real daemon, as the running system's state file names it."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from tests.support.stores import StoreProcess
 from triptych_cli.supervisor.state import SystemStatus, write_status
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.region import RegionMapping
+from triptych_gateway.ui.system_view import StoreReader
 
 HASHES = [f"{n:032x}" * 2 for n in range(1, 4)]
 SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
@@ -59,3 +62,34 @@ def test_what_an_operator_sees_and_does(daemon: StoreProcess, run_dir: Path) -> 
     assert f"damaged: {HASHES[0]} (checksum, held by 1 pins)" in verified.stdout
     assert store(run_dir, "evict", HASHES[1][:40]).returncode == 0
     assert daemon.stats().num_entries == 2
+
+
+# ---- what a gateway reads of the store for the page at `/ui` -------------------------------------
+async def test_the_store_is_read_while_somebody_looks(daemon: StoreProcess) -> None:
+    reader = StoreReader(daemon.socket, "gateway-0/ui")
+    async with reader.hold():
+        stats = await reader.read()
+        async with reader.hold():
+            again = await reader.read()
+        assert stats is not None
+        assert again is not None
+        assert stats.region_num_bytes > 0
+        assert (stats.num_sessions, again.num_sessions) == (1, 1)  # one session, however many look
+        assert reader._session is not None
+    assert reader._session is None
+
+
+async def test_a_store_that_goes_and_comes_back(daemon: StoreProcess) -> None:
+    reader = StoreReader(daemon.socket, "gateway-0/ui")
+    async with asyncio.timeout(30), reader.hold():
+        assert await reader.read() is not None
+        daemon.stop(signal.SIGKILL)
+        assert await reader.read() is None
+        daemon.start()
+        assert await reader.read() is not None
+
+
+async def test_no_store_here(tmp_path: Path) -> None:
+    reader = StoreReader(tmp_path / "store.sock", "gateway-0/ui")
+    async with reader.hold():
+        assert await reader.read() is None

@@ -1,5 +1,6 @@
 """kill -9 of the store: sealed entries are recovered, clients come back by themselves with what they held."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import (
@@ -234,3 +237,21 @@ async def test_the_asyncio_session_comes_back_too(daemon: StoreProcess) -> None:
         await session.request(Seal(seq=0, reservation_id=reserved.reservation_id), timeout_s=20)
         assert isinstance(await session.request(PinOrWatch(seq=0, mm_hash=HASHES[0])), Pinned)
         assert len(welcomes) == 1
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_is_unavailable(loop: type[Uvloop | Asyncio], tmp_path: Path) -> None:
+    async def lose(transport: asyncio.Transport, protocol: Any) -> None:
+        server.reset()
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.wait([protocol._welcomed])  # which reports its loss
+        assert transport.is_closing()
+
+    async def connect() -> None:
+        with pytest.raises(StoreUnavailableError, match="closed the session at hello"):
+            await AsyncStoreSession.connect(path, "encoder-0/host")
+
+    path = tmp_path / "store.sock"
+    with resetting_server(answers=False, path=path) as server, asyncio.Runner(loop_factory=loop) as runner:
+        runner.get_loop().on_connection = lose
+        runner.run(connect())

@@ -1,15 +1,16 @@
-"""Clients of a running system: the list of a real store, which has more entries than a page."""
+"""What the command line reads of a running system: a real store's entries, and who is registered."""
 
 import asyncio
 from collections.abc import Callable
 
-from tests.integration.cache_store.conftest import make_daemon, run_dir
+import redis
+
+from tests.conftest import EmbeddedRedis
 from tests.support.stores import StoreProcess
 from triptych_cli.commands.clients import list_entries
+from triptych_cli.supervisor.readiness import RegistryReader
 from triptych_common.protocol.store import MAX_LISTED, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.store_session import AsyncStoreSession
-
-__all__ = ["make_daemon", "run_dir"]  # fixtures
 
 BLOCK = 4096
 SPEC = TensorSpec(shape=(1, 1), dtype="bfloat16", num_bytes=2)
@@ -32,3 +33,16 @@ async def test_all_entries_are_listed(make_daemon: Callable[..., StoreProcess]) 
         assert [each.mm_hash for each in await list_entries(session, MAX_LISTED + 7)] == listed[
             : MAX_LISTED + 7
         ]
+
+
+async def test_the_reader_keeps_its_connection_and_survives_its_loss(own_redis: EmbeddedRedis) -> None:
+    async with RegistryReader(own_redis.url, "default") as reader:
+        assert await reader.list_instances() == []
+        with redis.Redis.from_url(own_redis.url) as client:
+            before = client.info("stats")["total_connections_received"]
+            assert await reader.list_instances() == []
+            assert client.info("stats")["total_connections_received"] == before
+        own_redis.stop()
+        assert await reader.list_instances() is None
+        own_redis.start()
+        assert await reader.list_instances() == []

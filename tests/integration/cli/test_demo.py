@@ -1,4 +1,4 @@
-"""`demo` with a Redis that it did not start: nothing of it stays there, however it ends."""
+"""`demo` and `up` with a Redis that they did not start; of `demo` nothing stays there, however it ends."""
 
 import asyncio
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from triptych_cli.commands import demo
 from triptych_cli.supervisor.launch import Launch
 from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.preflight import check_redis
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
@@ -44,3 +45,7 @@ async def test_a_redis_that_is_gone_does_not_hide_why_it_failed(
     with pytest.raises(demo.DemoFailedError):
         await demo._run(Launch(options, RunLayout(Path("/r"), Path("/s"))), [])
     assert "triptych:demo-test:*" in capsys.readouterr().err
+
+
+def test_a_redis_that_answers_passes(redis_url: str) -> None:
+    check_redis(redis_url, "default")

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -22,14 +20,6 @@ from triptych_common.telemetry.span_records import REQUEST_ID, SpanRecord
 
 DIGEST = "d" * 64
 REQUEST = "req-1"
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    """Nothing of `up` is there."""
-    directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    with TemporaryDirectory(prefix="triptych-test-", dir=directory) as name:
-        yield Path(name)
 
 
 def triptych(run_dir: Path, *arguments: str, **addresses: str) -> subprocess.CompletedProcess[str]:

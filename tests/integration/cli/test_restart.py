@@ -116,3 +116,33 @@ async def test_what_is_no_order_is_not_answered(layout: RunLayout, line: bytes) 
             async with asyncio.timeout(60):
                 assert await reader.read() == b""
             writer.close()
+
+
+# ---- some services end for good, as `drain` asks for ---------------------------------------------
+async def test_dependents_end_first_and_the_rest_goes_on(layout: RunLayout) -> None:
+    with run_directory(layout):
+        store = fake("store")
+        engine, gateway = (
+            fake("engine", after=frozenset({"store"})),
+            fake("gateway", after=frozenset({"engine"})),
+        )
+        watched = Watched(layout, store, engine, gateway)
+        async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
+            pid = watched.pid("store")
+            for _ in range(2):  # what was stopped before stays so
+                reports = await asyncio.to_thread(
+                    lambda: list(request_services(layout.control_socket, "stop", ("engine", "gateway")))
+                )
+                assert [(each.kind, each.service) for each in reports] == [
+                    ("stopping", "gateway"),
+                    ("stopping", "engine"),
+                    ("done", ""),
+                ]
+            states = {each.name: each.state for each in watched.supervisor.status().services}
+            assert states == {
+                "store": ServiceState.READY,
+                "engine": ServiceState.STOPPED,
+                "gateway": ServiceState.STOPPED,
+            }
+            assert watched.pid("store") == pid
+            assert watched.supervisor.status().services[1].num_restarts == 0

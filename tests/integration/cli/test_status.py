@@ -3,11 +3,9 @@
 import asyncio
 import fcntl
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -33,17 +31,8 @@ from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing, Transport
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 
-SHARED_MEMORY = Path("/dev/shm")
 SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 REGION = (Transport.PINNED_SHM, Transport.REDIS)
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    path = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=directory))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

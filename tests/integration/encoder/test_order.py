@@ -71,18 +71,6 @@ async def test_seals_come_in_the_order_of_the_prompt(redis_url: str, store: Stor
         assert bench.engine.sealed == [*OTHERS, *HASHES[:4]]
 
 
-async def test_a_small_item_does_not_wait_for_a_large_one(redis_url: str, store: StoreProcess) -> None:
-    async with working(redis_url, store, num_slots=SLOTS) as bench:
-        bench.engine.may_encode.set()
-        bench.engine.may_preprocess[HASHES[1]].set()
-        for index in range(2):
-            await bench.publish(HASHES[index], item_index=index)
-        sizes, done = await bench.results(2)
-        assert (sizes.mm_hash, done.mm_hash) == (HASHES[1], HASHES[1])  # type: ignore[attr-defined]
-        bench.engine.may_preprocess[HASHES[0]].set()
-        await bench.results(2)
-
-
 async def test_an_item_that_nobody_waits_for_any_more_is_not_encoded(
     redis_url: str, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,33 +91,6 @@ async def test_an_item_that_nobody_waits_for_any_more_is_not_encoded(
         assert bench.engine.encodes.empty()
         await until_async(lambda: no_job_is_queued(bench))
         await until(lambda: not store.stats().num_reservations)
-
-
-async def test_what_waits_at_the_gate_is_finished_in_a_drain(redis_url: str, store: StoreProcess) -> None:
-    async with working(redis_url, store, num_slots=SLOTS, drain_timeout_s=60) as bench:
-        prepares_all(bench)
-        await occupied(bench)
-        await bench.publish(HASHES[0])
-        await bench.results(len(OTHERS) + 1)
-        bench.stop.set("SIGTERM")
-        lets_go_on(bench, len(OTHERS) + 1)
-        await bench.results(len(OTHERS) + 1)
-        assert bench.engine.sealed == [*OTHERS, HASHES[0]]
-
-
-async def test_what_waits_at_the_gate_too_long_is_handed_back_with_its_blocks(
-    redis_url: str, store: StoreProcess
-) -> None:
-    async with working(redis_url, store, num_slots=SLOTS, drain_timeout_s=0.2) as bench:
-        prepares_all(bench)
-        await occupied(bench)
-        await bench.publish(HASHES[0])
-        await bench.results(len(OTHERS) + 1)
-        bench.stop.set("SIGTERM")
-        async with asyncio.timeout(LIMIT_S):
-            await bench.work
-        again = await bench.taken_over(3)
-        assert {each.envelope.message.mm_hash for each in again} == {*OTHERS, HASHES[0]}  # type: ignore[attr-defined]
 
 
 # ---- several encoders ------------------------------------------------------------------------------

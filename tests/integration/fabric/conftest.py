@@ -5,14 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cache_store.conftest import run_dir
 from tests.support.fabric.agent_process import write_fabric_key
-from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.fabric_host import HAS_NIXL, FabricHost, transports_option
 from tests.support.fabric.orders import OrderingGateway, ordering_gateway
-from tests.support.fabric.transports import HAS_NIXL, transports_option
 from tests.support.waiting import free_port
-
-__all__ = ["run_dir"]  # a fixture
 
 MakeHost = Callable[..., FabricHost]
 needs_nixl = pytest.mark.skipif(not HAS_NIXL, reason="nixl is not installed")

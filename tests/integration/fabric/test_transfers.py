@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import embedded_redis
-from tests.integration.cache_store.conftest import SHARED_MEMORY
+from tests.integration.conftest import SHARED_MEMORY
 from tests.integration.fabric.conftest import ALL_TRANSPORTS
 from tests.support.fabric.agent_process import write_fabric_key
-from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.fabric_host import FabricHost, transports_option
 from tests.support.fabric.orders import OrderingGateway, completed, failed
-from tests.support.fabric.transports import transports_option
 from tests.support.waiting import free_port, until_async
 from triptych_common.protocol.store import Watching
 from triptych_common.protocol.transfers import TransferFailureKind

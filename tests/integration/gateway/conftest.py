@@ -6,7 +6,7 @@ from pathlib import Path
 import certifi
 import pytest
 
-from tests.support.gateway.key_samples import KEYS
+from tests.support.gateway.samples import KEYS
 from tests.support.gateway.system import System, opened_system
 
 

@@ -1,6 +1,10 @@
 """Every endpoint of the table, over HTTP: served, guarded by keys, described; and what is refused."""
 
+import asyncio
+import subprocess
+import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint
 from triptych_gateway.endpoints.openapi import statuses_of
@@ -199,3 +203,28 @@ async def test_answers_are_counted_by_endpoint(system: System) -> None:
     metrics = (await system.http.get("/metrics")).text
     assert 'triptych_gateway_requests_total{route="/v1/completions",status="200"} 1.0' in metrics
     assert 'triptych_gateway_requests_total{route="/tokenize",status="400"} 1.0' in metrics
+
+
+pytestmark = pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 540
+
+
+@pytest.mark.parametrize(
+    "options", [("5",), pytest.param(("50", "--new"), marks=pytest.mark.long)], ids=["few", "many"]
+)
+async def test_every_operation_answers_as_described(
+    redis_url: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    fake = FakePrefillDecode(pools=True)
+    async with opened_system(redis_url, tmp_path, fake, files_dir=tmp_path / "files") as system:
+        url = system.gateway.settings.local_urls[0]
+        command = [sys.executable, "-m", "tests.support.gateway.described_api", url, *options]
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        description = (await system.http.get("/openapi.json")).json()
+        assert int(done.stdout.split()[-1]) == sum(len(methods) for methods in description["paths"].values())
+        assert fake.bodies, "some of them are valid"

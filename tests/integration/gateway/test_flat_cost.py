@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_part
 from tests.support.gateway.system import System, opened_system
 from triptych_common.coordination import Registry
 from triptych_gateway.routing import registry_view

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_gateway import http_protocol

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.gateway.system import System
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.integration.gateway.chat.test_chat import image, text
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL
 from tests.support.gateway.system import System, another_gateway
 from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import until

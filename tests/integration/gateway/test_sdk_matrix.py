@@ -13,8 +13,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultHttpxClient, OpenAI
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, write_keys
 from tests.support.gateway.system import System, opened_system
 
 ASKED: list[Any] = [{"role": "user", "content": "x"}]

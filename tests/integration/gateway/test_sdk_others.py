@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway.clients.running import PACKAGES, install, is_installed, run_client
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, entry, image_bytes, write_keys
 from tests.support.gateway.system import opened_system
 
 WORDS = "word0 word1 word2"

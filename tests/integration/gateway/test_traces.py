@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.local_encode import QUICK, tower
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
 from triptych_common.telemetry import setup_logging
@@ -233,44 +232,6 @@ async def test_a_trusted_callers_trace_goes_on(spans: InMemorySpanExporter, syst
     sent = system.prefill_decode.headers[0]
     assert sent["traceparent"].startswith(f"00-{'1' * 32}-")
     assert sent["tracestate"] == "vendor=x"
-
-
-@TRUSTING
-@pytest.mark.parametrize("traceparent", ["nonsense", f"{THEIRS}", f"{THEIRS}-01-x", f"ff{THEIRS[2:]}-01"])
-async def test_a_trusted_callers_nonsense_begins_a_trace(
-    spans: InMemorySpanExporter, system: System, traceparent: str
-) -> None:
-    answer = await system.post(TEXT, headers={"traceparent": traceparent, "tracestate": "vendor=x"})
-    assert answer.status_code == 200
-    assert by_name(spans)[ROOT].parent is None
-    assert "tracestate" not in system.prefill_decode.headers[0]
-
-
-@TRUSTING
-async def test_a_caller_that_does_not_sample_is_followed(spans: InMemorySpanExporter, system: System) -> None:
-    await system.post(TEXT, headers={"traceparent": f"{THEIRS}-00"})
-    assert not spans.get_finished_spans()
-    assert system.prefill_decode.headers[0]["traceparent"].startswith(f"00-{'1' * 32}-")
-    assert system.prefill_decode.headers[0]["traceparent"].endswith("-00")
-
-
-@TRUSTING
-async def test_of_what_is_not_sampled_failures_are_kept(
-    unsampled_spans: InMemorySpanExporter, system: System
-) -> None:
-    await system.post(TEXT)
-    assert not unsampled_spans.get_finished_spans()
-    await system.post(TEXT, headers={"traceparent": f"{THEIRS}-01"})
-    assert ids_of(by_name(unsampled_spans)[ROOT])[0] == "1" * 32, "the caller samples it"
-    unsampled_spans.clear()
-
-    system.prefill_decode.behaviour = "fail"
-    await system.post(TEXT)
-    found = by_name(unsampled_spans)
-    assert set(found) == {ROOT, "gateway.first_token"}
-    assert attributes_of(unsampled_spans)["triptych.kept_for"] == "error"
-    sent = system.prefill_decode.headers[-1]["traceparent"]
-    assert sent == f"00-{'-'.join(ids_of(found['gateway.first_token']))}-00"
 
 
 async def test_log_lines_of_a_request_have_the_id_of_its_trace(

@@ -11,9 +11,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
-from tests.support.gateway.key_samples import KEYS, entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import KEYS, MODEL, data_url, entry, image_bytes, image_part, write_keys
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams

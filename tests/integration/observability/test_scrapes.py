@@ -24,8 +24,7 @@ from tests.support.fast.processes.tensors import MAX_GRID, png
 from tests.support.fast.system import FastSystem
 from tests.support.gateway.fake_stages import FakeDecode, FakePrefill
 from tests.support.gateway.hosts import ANSWER, body, opened_hosts, text_of
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, write_keys
 from tests.support.observability import panel_queries, rule_queries, selectors
 from tests.support.prometheus import Binaries, PrometheusServer, running_prometheus
 from tests.support.protocol_steps import Party

@@ -2,7 +2,6 @@
 
 agent_process  an agent as a child process, and the fabric's key
 authority     certificates of agents
-fabric_host   a store, its agent, and a session that encodes or consumes there
+fabric_host   a store, its agent and transports, and a session that encodes or consumes there
 orders        the gateway: sends orders, and waits for what comes of them
-transports    by which agents send, and whether NIXL is there
 """

@@ -1,6 +1,8 @@
 """A store with its fabric agent, and a session beside them that encodes or consumes."""
 
 import asyncio
+import importlib.util
+import json
 import signal
 from pathlib import Path
 
@@ -24,6 +26,15 @@ from triptych_common.protocol.store import (
 )
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.store_session import StoreSession
+
+HAS_NIXL = importlib.util.find_spec("nixl") is not None
+UCX_BETWEEN_HOSTS = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+"""Environment of agents on hosts of their own: not by this machine's memory, which hosts do not share."""
+
+
+def transports_option(*transports: str) -> str:
+    """Of an agent; best first."""
+    return f"--fabric-transports={json.dumps(transports)}"
 
 
 def spec_of(num_bytes: int) -> TensorSpec:

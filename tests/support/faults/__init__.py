@@ -1,8 +1,7 @@
 """Faults between processes.
 
 tcp_proxy    between a client and a server: cuts, delays, swallows, redirects
-distance     Redis far away: every byte comes later, and round trips are counted
-round_trips  what one is, and what it is for
+distance     Redis far away: every byte comes later; round trips, what they are for, and their number
 resets       connections that their peer resets
 redis_pair   a primary, its replica and a sentinel: failover
 slowing      processes that get a small part of the time

@@ -6,15 +6,150 @@ cable. The replies to chosen round trips can be held back.
 
 import asyncio
 import contextlib
+import hashlib
 import selectors
 import socket
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.faults.round_trips import ConnectionWatch, RoundTrip
 from tests.support.faults.tcp_proxy import CHUNK, TcpProxy
+from triptych_common.bus.consumer_group import TAKE_SPARE
+from triptych_common.coordination import entry_directory, registry, single_flight
+from triptych_common.redis_client.scripts import EXTEND_EXPIRY, LuaScript
+
+_SCRIPTS = (
+    *(each for each in vars(single_flight).values() if isinstance(each, LuaScript)),
+    *(each for each in vars(registry).values() if isinstance(each, LuaScript)),
+    entry_directory.ADD_PLACE, entry_directory.REMOVE_PLACE, entry_directory.SET_SIZES,
+    TAKE_SPARE, EXTEND_EXPIRY,
+)  # fmt: skip
+_SCRIPT_NAMES = {
+    name: each.name
+    for each in _SCRIPTS
+    for name in (each.text.encode(), hashlib.sha1(each.text.encode()).hexdigest().encode())  # noqa: S324
+}
+_WITHOUT_REQUESTS = frozenset(
+    {
+        "XREADGROUP", "XPENDING", "XCLAIM", "renew_job", "take_spare",  # waits for entries, and leases
+        "beat", "MULTI", "ZRANGE", "MGET",  # heartbeats and the registry
+        "AUTH", "CLIENT", "INFO", "SELECT", "SCRIPT", "TIME",  # a new connection
+    }
+)  # fmt: skip
+_KEYS_BEGIN_WITH = b"triptych:"
+_END = b"\r\n"
+
+
+class IncompleteError(Exception):
+    """The rest has not come yet."""
+
+
+class RespReader:
+    """Requests and replies of RESP2, out of pieces of any size.
+
+    hiredis reads them too, but where it is installed redis-py takes it for every client.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def take(self, data: bytes) -> list[Any]:
+        """Those that are whole now."""
+        self._buffer += data
+        found: list[Any] = []
+        position = 0
+        while position < len(self._buffer):
+            try:
+                value, position = _parse(self._buffer, position)
+            except IncompleteError:
+                break
+            found.append(value)
+        del self._buffer[:position]
+        return found
+
+
+@dataclass(eq=False)
+class RoundTrip:
+    """One, of the client that calls itself `client`."""
+
+    client: str
+    commands: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Whose, and what its first command is: `gateway claim_flight`."""
+        return f"{self.client.partition('-')[0]} {self.commands[0]}"
+
+    @property
+    def is_of_request(self) -> bool:
+        """Not of what goes on without any, with the acks that go out with a wait for entries."""
+        return not any(each.split(" ")[0] in _WITHOUT_REQUESTS for each in self.commands)
+
+
+class ConnectionWatch:
+    """One connection. New round trips are appended to `trips`."""
+
+    def __init__(self, trips: list[RoundTrip]) -> None:
+        self._trips = trips
+        self._requests, self._replies = RespReader(), RespReader()
+        self._num_unanswered = 0
+        self._current: RoundTrip | None = None
+        self._client = ""
+
+    def on_request(self, data: bytes) -> None:
+        for command in self._requests.take(data):
+            if command[0].upper() == b"CLIENT" and command[1].upper() == b"SETNAME":
+                self._client = command[2].decode()
+            if self._current is None or self._num_unanswered == 0:
+                self._current = RoundTrip(self._client)
+                self._trips.append(self._current)
+            self._current.commands.append(name_of(command))
+            self._num_unanswered += 1
+
+    def on_reply(self, data: bytes) -> RoundTrip | None:
+        """What `data` answers."""
+        self._num_unanswered -= len(self._replies.take(data))
+        return self._current
+
+
+def name_of(command: list[bytes]) -> str:
+    """A script by its name, anything else with the kind of its first key: `HGET sizes`."""
+    verb = command[0].decode().upper()
+    if verb in ("EVAL", "EVALSHA"):
+        return _SCRIPT_NAMES.get(command[1], verb)
+    keys = (each for each in command[1:] if each.startswith(_KEYS_BEGIN_WITH))
+    kind = next((each.split(b":")[2].decode().strip("{}") for each in keys), "")
+    return f"{verb} {kind}".strip()
+
+
+def counted(trips: Iterable[RoundTrip]) -> Counter[str]:
+    """Those of requests, by name."""
+    return Counter(each.name for each in trips if each.is_of_request)
+
+
+def _parse(buffer: bytearray, position: int) -> tuple[Any, int]:
+    """What begins at `position`, and where the next begins."""
+    line_end = buffer.find(_END, position)
+    if line_end < 0:
+        raise IncompleteError
+    kind, rest, end = buffer[position : position + 1], bytes(buffer[position + 1 : line_end]), line_end + 2
+    if kind == b"$":
+        length = int(rest)
+        if length < 0:
+            return None, end
+        if len(buffer) < end + length + 2:
+            raise IncompleteError
+        return bytes(buffer[end : end + length]), end + length + 2
+    if kind != b"*":
+        return rest, end
+    items = []
+    for _ in range(int(rest)):
+        item, end = _parse(buffer, end)
+        items.append(item)
+    return items, end
+
 
 Chosen = Callable[[RoundTrip], bool]
 

@@ -8,15 +8,13 @@ hosts                a real gateway between hosts: these, and encoders and insta
 system               a real gateway on a real Redis between the two
 process              `python -m triptych_gateway` as a process
 described_api        schemathesis on what a gateway says of its API, in a process of its own
-decision_world       encoders and an instance simulated, with the gateway's own decisions
 local_encode         what tests of local encodes share
-media_samples        small images and data URLs
+samples              a model's name, small images, data URLs, and files of API keys
 media_server         a server of media that answers as a test tells it
 fetching             the gateway's fetcher with bounds for tests, and names that a test chooses
 certificates         certificates by an authority of the test
 header_bombs         images whose headers cost too much
 file_samples         uploads, and what is on the disk
-key_samples          entries of the file of API keys
 routing              instances for the choice among them, without a registry
 spans                spans of the test's own process
 """

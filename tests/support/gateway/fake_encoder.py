@@ -1,13 +1,13 @@
 """FAKE: an encoder that follows the protocol and computes nothing. Real ones are tested in tests/engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL
 from tests.support.item_records import IMAGE_LIMITS, grid_of_media, item_record
 from tests.support.message_samples import cache_metadata, instance_record
 from triptych_common.bus import AsyncBus, Delivery
@@ -61,8 +61,6 @@ class FakeEncoder:
     loses_results: bool = False  # what it sends to gateways is lost
     vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
     vanished: list[EncodeJob] = field(default_factory=list)
-    on_reserve: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None  # before metadata are sent
-    on_seal: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None
     pieces: int = 1  # of each item
     item_limits: Mapping[Modality, int] = field(default_factory=lambda: IMAGE_LIMITS)
     unserved_modalities: Mapping[Modality, str] = field(default_factory=dict)
@@ -154,8 +152,6 @@ class FakeEncoder:
             return
         is_known = job.mm_hash in self.sealed
         metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
-        if not is_known and self.on_reserve is not None:
-            await self.on_reserve(metadata)
         informed = await self._announce(flights, metadata, ())
         if not is_known:
             await self.before_seal.wait()
@@ -163,8 +159,6 @@ class FakeEncoder:
                 await self._fail(flights, job, self.fail_after_metadata)
                 return
             self.num_encodes += 1
-            if self.on_seal is not None:
-                await self.on_seal(metadata)
             self.sealed.add(job.mm_hash)
             self.sealed.update(entry_hashes(MmHash(job.mm_hash), metadata.record.pieces))
         metadata = metadata.model_copy(update={"sealed": True})

@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from tests.support.gateway.fake_messages import as_chat, as_message
 from tests.support.gateway.fake_responses import FakeResponses
-from tests.support.gateway.serving import DIGEST, MODEL, served
+from tests.support.gateway.samples import DIGEST, MODEL
+from tests.support.gateway.serving import served
 from tests.support.item_records import grid_of_media, grid_of_record
 from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus

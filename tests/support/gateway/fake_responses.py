@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.item_records import grid_of_record
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.item_urls import parse_item_url

@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 from openai.types import FileObject
 
-from tests.support.gateway.media_samples import image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_bytes
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from PIL import Image
 
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.samples import image_bytes
 
 SIZE = (6, 5)
 NUM_BYTES = 12 << 20

@@ -10,8 +10,7 @@ import httpx
 
 from tests.support.gateway.fake_fabric import FakeAgent, FakeStores
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until_async
 from triptych_common.coordination import EntryDirectory

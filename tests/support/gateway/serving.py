@@ -10,8 +10,6 @@ import uvicorn
 
 from tests.support.waiting import until
 
-MODEL = "fake-vl"
-DIGEST = "f" * 64
 GRACE_S = 1.0  # for connections, when a server is told to end
 
 

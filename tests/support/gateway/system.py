@@ -13,7 +13,8 @@ import openai
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import DIGEST, MODEL, QuietServer, served
+from tests.support.gateway.samples import DIGEST, MODEL
+from tests.support.gateway.serving import QuietServer, served
 from tests.support.item_records import IMAGE_LIMITS
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus

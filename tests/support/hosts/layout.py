@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fabric.transports import transports_option
+from tests.support.fabric.fabric_host import transports_option
 from tests.support.fast.layout import Layout
 from tests.support.hosts.network import Network
 from tests.support.protocol_steps import Party

@@ -4,6 +4,7 @@ It has no name in the file system and belongs to this process: when the process 
 namespaces and their interfaces are gone.
 """
 
+import ctypes
 import functools
 import os
 import shutil
@@ -16,7 +17,36 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.hosts.entering import leave_for_a_new_namespace
+CLONE_NEWNET = 0x40000000
+
+
+def enter_namespace(path: str) -> None:
+    """The calling thread, and what it starts from now on.
+
+    Raises:
+        OSError: not permitted, or no such namespace.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        _call_libc("setns", handle, CLONE_NEWNET)
+    finally:
+        os.close(handle)
+
+
+def leave_for_a_new_namespace() -> None:
+    """The calling thread gets a namespace of its own, in which there is nothing but a loopback interface.
+
+    Raises:
+        OSError: not permitted.
+    """
+    _call_libc("unshare", CLONE_NEWNET)
+
+
+def _call_libc(name: str, *arguments: int) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
 
 COMMAND_LIMIT_S = 20.0
 CALL_LIMIT_S = 120.0

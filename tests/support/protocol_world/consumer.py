@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.protocol_world.config import Config
-from tests.support.protocol_world.encoder_inputs import EncoderInputs
 from tests.support.protocol_world.kv_room import MAX_PARTIAL, KvRoom
 from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
-from tests.support.protocol_world.steps import Running, Step, Window
+from tests.support.protocol_world.steps import EncoderInputs, Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.vllm_connector.fake_engine import FakeRequest, fake_request, whole_request

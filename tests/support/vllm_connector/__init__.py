@@ -2,7 +2,6 @@
 
 fake_engine          vLLM's requests, the store and the bus around the consumer
 played_engine        all of the consumer's surroundings, played by the test
-scheduled            what every played scheduler knows of a request, and of the encoder cache
 parking_engine       EngineCore's loop over vLLM's schedulers with parking in front
 parking_worker       the worker of that engine
 fake_store_worker    a store session for a worker of vLLM's

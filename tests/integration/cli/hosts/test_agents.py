@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-from tests.integration.cache_store.conftest import run_dir
 from tests.integration.fabric.conftest import MakeHost, key_file, make_host, transport
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.waiting import until_async
@@ -15,7 +14,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.protocol.store import Entries, ListEntries
 
-__all__ = ["key_file", "make_host", "run_dir", "transport"]  # fixtures
+__all__ = ["key_file", "make_host", "transport"]  # fixtures
 
 NUM_BYTES = 1 << 20
 

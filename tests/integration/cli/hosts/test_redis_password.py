@@ -9,11 +9,8 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
 from tests.conftest import redis_server_binary
-from tests.integration.cache_store.conftest import run_dir
 from tests.support.waiting import wait_until
 from triptych_cli.system.shared_secrets import redis_config, socket_url, write_private
-
-__all__ = ["run_dir"]  # a fixture
 
 
 @pytest.mark.parametrize("password", ["f00d", "two words", "a\"b\\c'd", "line\nport 1", "# ü"])

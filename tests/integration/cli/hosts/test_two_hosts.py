@@ -3,26 +3,67 @@ stores, agents and a gateway.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.hosts.command_line import NO_ENGINES, CommandLine, command_lines
 from tests.support.waiting import free_port, wait_until
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.store_session import StoreSession
+
+LIMIT_S = 110.0
+NO_ENGINES = ("--encoders=0", "--prefill-decodes=0", f"--region-bytes={64 << 20}")
+
+
+@dataclass
+class CommandLine:
+    """`./triptych` of one host: its folders. Without engines."""
+
+    run_dir: Path
+    state_dir: Path
+
+    def __call__(self, *arguments: str, code: int | None = 0) -> str:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TRIPTYCH_")},
+            "TRIPTYCH_RUN_DIR": str(self.run_dir),
+            "TRIPTYCH_STATE_DIR": str(self.state_dir),
+            "COLUMNS": "200",
+        }
+        command = [sys.executable, "-m", "triptych_cli", *arguments]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert code is None or done.returncode == code, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", "--json", code=None))
+        return found
+
+    @property
+    def join_dir(self) -> Path:
+        return self.state_dir / self.run_dir.name / "join"
+
 
 NUM_BYTES = 1 << 20
 SPEC = TensorSpec(shape=(1, NUM_BYTES // 2), dtype="bfloat16", num_bytes=NUM_BYTES)
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[CommandLine, CommandLine]]:
-    with command_lines("a", "b") as (first, second):
-        yield first, second
+def hosts(run_dir: Path) -> Iterator[tuple[CommandLine, CommandLine]]:
+    """Nothing runs on them yet."""
+    first, second = (CommandLine(run_dir / name, run_dir / f"state-{name}") for name in ("a", "b"))
+    yield first, second
+    for each in (second, first):
+        each("down", code=None)
 
 
 def up_first(host: CommandLine) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import queue
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -18,9 +17,7 @@ from tests.integration.common.samples import (
     consuming_bus,
     ids,
     message,
-    reading_bus,
     take,
-    take_queued,
 )
 from tests.support.message_samples import encode_job
 from tests.support.waiting import until
@@ -128,19 +125,6 @@ async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: A
                 raw.expire(key, 60)
                 await until(lambda: raw.ttl(key) > 60)
                 assert await registry.list_instances() == [record]
-
-
-def test_threaded_bus_keeps_what_it_has_to_publish(own_redis: EmbeddedRedis, raw: Any) -> None:
-    with reading_bus(own_redis.url) as (bus, received):
-        bus.publish(STREAM, message(1))
-        assert take_queued(received, 1) == ids(1)
-        with full(raw):
-            for number in (2, 3):
-                assert bus.publish(STREAM, message(number))
-            with pytest.raises(queue.Empty):
-                received.get(timeout=0.3)
-        assert take_queued(received, 2) == ids(2, 3)
-        assert bus.num_dropped == 0
 
 
 async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis, raw: Any) -> None:

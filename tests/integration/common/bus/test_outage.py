@@ -13,7 +13,6 @@ from tests.integration.common.samples import (
     STREAM,
     consuming_bus,
     message,
-    reading_bus,
     until_blocked,
 )
 from tests.support.waiting import until_async
@@ -87,18 +86,6 @@ async def test_heartbeats_bring_an_instance_back(own_redis: EmbeddedRedis) -> No
             own_redis.start()
             await until_async(registry.list_instances)
             assert await registry.list_instances() == [record]
-
-
-def test_threaded_bus_works_through_an_outage(own_redis: EmbeddedRedis) -> None:
-    with reading_bus(own_redis.url) as (bus, received):
-        bus.publish(STREAM, message(1))
-        assert received.get(timeout=LIMIT_S).message == message(1)
-        own_redis.stop()
-        for number in (2, 3):
-            assert bus.publish(STREAM, message(number))
-        own_redis.start()
-        assert [received.get(timeout=LIMIT_S).message for _ in range(2)] == [message(2), message(3)]
-        assert bus.num_dropped == 0
 
 
 def test_threaded_bus_starts_without_redis(own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:

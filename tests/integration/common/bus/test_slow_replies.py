@@ -1,4 +1,4 @@
-"""Replies come late: they are waited for, and nothing is sent twice or left pending."""
+"""Replies come late, or the connection breaks: both are waited for, nothing is sent twice or left pending."""
 
 import asyncio
 import queue
@@ -90,3 +90,25 @@ def test_threaded_bus_sends_nothing_twice(proxy: TcpProxy, own_redis: EmbeddedRe
         proxy.reply_delay_s = 0.0
         bus.close()
     assert received.empty()
+
+
+async def test_publisher_waits_for_the_connection(proxy: TcpProxy) -> None:
+    async with await AsyncBus.connect(proxy.url, "test", client_name="tests") as bus:
+        proxy.cut()
+        async with asyncio.TaskGroup() as tasks:
+            publishing = tasks.create_task(bus.publish(STREAM, message(1)))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(publishing), 0.3)
+            proxy.restore()
+            await publishing
+        assert await bus.stream_length(STREAM) == 1
+
+
+async def test_publisher_gives_up_in_time(proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_common.redis_client.commands.COMMAND_LIMIT_S", 0.5)
+    async with await AsyncBus.connect(proxy.url, "test", client_name="tests") as bus:
+        proxy.cut()
+        with pytest.raises(BusUnavailableError, match=r"publish: Error .* connecting"):
+            await bus.publish(STREAM, message(1))
+        proxy.restore()
+        await bus.publish(STREAM, message(2))

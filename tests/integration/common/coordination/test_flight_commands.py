@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Any
 
-from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
+from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import ClaimResult, JobOffer, SharedSizes, SingleFlight, StartResult
-from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP
 
 REQUESTER = requester_at("a")
 KEY = (REQUESTER.request_id, REQUESTER.item_index)
@@ -70,3 +70,22 @@ async def test_an_offered_job_is_left_while_another_waits_for_too_long(
     assert claim.backlogs is not None
     assert [each.num_jobs for each in claim.backlogs.values()] == [1]
     assert await flights.publish_job(offer)
+
+
+FIRST, SECOND = requester_at("first"), requester_at("second")
+
+
+async def test_an_owner_gets_what_waits_before_it_publishes(flights: SingleFlight, bus: AsyncBus) -> None:
+    """And no other claim does: it has nothing to publish."""
+    stream = bus.names.encode_jobs(DIGEST)
+    await bus.client.xadd(stream, {"waits": "since 1970"}, id="1-1")
+    for _ in range(2):
+        await bus.client.xadd(stream, {"waits": "not long"})
+    owner = await claim(flights, FIRST, with_backlog=True)
+    assert owner.backlogs is not None
+    before = owner.backlogs[DEFAULT_STORE]
+    assert before.num_jobs == 3
+    assert before.oldest_s > 1e9
+    assert (await flights.read_backlogs(DIGEST))[DEFAULT_STORE] >= before
+    assert (await claim(flights, SECOND, job_id="job-2", with_backlog=True)).backlogs is None
+    assert (await claim(flights, FIRST)).backlogs is None, "not asked for"

@@ -53,20 +53,6 @@ async def test_exactly_as_many_pass_as_the_limit_has(bus: AsyncBus, redis_url: s
     assert levels == [float(number) for number in range(1, 11)]
 
 
-@pytest.mark.parametrize("limit", [1, 3, 7, 60, 997])
-async def test_what_was_used_leaks_out_evenly(counts: RequestCounts, limit: int) -> None:
-    for _ in range(limit):
-        assert (await count(counts, requests(limit))).reached is None
-    refused = await count(counts, requests(limit))
-    assert refused.reached == "requests"
-    assert refused.wait_s == pytest.approx(60 / limit, abs=1e-5)
-    almost, then = 60 / limit * 0.99, 60 / limit * 1.000001
-    assert (await count(counts, requests(limit), at_s=almost)).reached
-    assert (await count(counts, requests(limit), at_s=then)).reached is None
-    assert (await count(counts, requests(limit), at_s=then)).reached
-    assert (await count(counts, requests(limit), at_s=200)).levels == {"requests": 1.0}
-
-
 async def test_a_request_is_counted_on_all_rates_or_on_none(counts: RequestCounts) -> None:
     both = (requests(10), RateCharge("tokens", 100, 60))
     assert (await count(counts, *both)).levels == {"requests": 1.0, "tokens": 60.0}
@@ -82,16 +68,6 @@ async def test_the_longest_wait_is_told(counts: RequestCounts) -> None:
     await counts.settle_requests(KEY, [RateCharge("tokens", 100, 50)], [], now_us=NOW)
     refused = await count(counts, *both)
     assert (refused.reached, refused.wait_s) == ("tokens", 90.0)
-
-
-async def test_what_was_charged_too_much_is_given_back(counts: RequestCounts) -> None:
-    charge = RateCharge("tokens", 100, 100)
-    await count(counts, charge)
-    assert (await count(counts, charge)).reached
-    await counts.settle_requests(KEY, [charge._replace(cost=-90)], [], now_us=NOW)
-    assert (await count(counts, charge._replace(cost=90))).levels == {"tokens": 100.0}
-    await counts.settle_requests(KEY, [charge._replace(cost=-500)], [], now_us=NOW)
-    assert (await count(counts, charge)).levels == {"tokens": 100.0}  # never below nothing
 
 
 async def test_places_are_bounded_and_given_back(counts: RequestCounts) -> None:

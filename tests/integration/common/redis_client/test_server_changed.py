@@ -8,18 +8,6 @@ from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import EncodeCompleted
 
 
-async def test_a_bus_that_only_publishes_notices_a_restart(own_redis: EmbeddedRedis) -> None:
-    async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
-        changed = asyncio.Event()
-        bus.on_server_changed(changed.set)
-        await bus.stream_length("triptych:test:acks:e")
-        assert not changed.is_set()
-        own_redis.stop()
-        own_redis.start()
-        await bus.stream_length("triptych:test:acks:e")
-        assert changed.is_set()
-
-
 async def test_a_restart_wakes_buses_that_only_read(own_redis: EmbeddedRedis) -> None:
     async with (
         await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.gateway.system import System
 
 PAGE = "https://app.example.org"

@@ -13,9 +13,7 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.file_samples import file_part, upload
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import RequestCounts
@@ -83,26 +81,6 @@ async def test_keys_without_limits_are_not_counted(redis_url: str, tmp_path: Pat
         assert [key async for key in system.bus.client.scan_iter("*limit-*")] == [
             b"triptych:default:limit-levels:{alice}"
         ]
-
-
-async def test_tokens_are_those_of_the_answer(redis_url: str, tmp_path: Path) -> None:
-    async with limited(redis_url, tmp_path, entry("alice", "one", tokens_per_minute=1000)) as system:
-        answer = await ask(system, "one", max_tokens=900)
-        assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 100
-        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
-
-        async def remaining() -> int:
-            answer = await ask(system, "one")
-            return int(answer.headers["x-ratelimit-remaining-tokens"])
-
-        await until_async(remaining_above(remaining, 900))
-
-
-def remaining_above(remaining: Any, number: int) -> Any:
-    async def is_above() -> bool:
-        return bool(await remaining() > number)
-
-    return is_above
 
 
 async def test_a_stream_is_counted_and_looks_as_it_was_asked_for(redis_url: str, tmp_path: Path) -> None:
@@ -243,22 +221,6 @@ async def test_media_that_are_named_are_charged_afterwards(redis_url: str, tmp_p
         await until_async(is_refused)
         error = await refused(system, "one", [IMAGE])
         assert int(error.response.headers["retry-after"]) > 60  # twice a minute's worth is used
-
-
-async def test_a_key_has_the_models_of_its_list(redis_url: str, tmp_path: Path) -> None:
-    keys = (entry("alice", "one", models=["other"]), entry("bob", "two", models=[MODEL, "other"]))
-    async with limited(redis_url, tmp_path, *keys) as system:
-        alice, bob = (system.openai.with_options(api_key=key) for key in ("one", "two"))
-        with pytest.raises(openai.NotFoundError) as caught:
-            await ask(system, "one")
-        assert caught.value.code == "model_not_found"
-        assert not system.prefill_decode.bodies
-        await ask(system, "two")
-        assert [model.id async for model in alice.models.list()] == []
-        assert [model.id async for model in bob.models.list()] == [MODEL]
-        with pytest.raises(openai.NotFoundError):
-            await alice.models.retrieve(MODEL)
-        await bob.models.retrieve(MODEL)
 
 
 async def status(system: System, key: str) -> int:

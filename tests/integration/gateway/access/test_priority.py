@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, image_part, write_keys
 from tests.support.gateway.system import opened_system
 from triptych_common.protocol.messages import EncodeClass
 from triptych_gateway.encode.item_queue import ItemQueue

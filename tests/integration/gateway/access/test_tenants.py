@@ -10,10 +10,8 @@ import openai
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import KEYS
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import KEYS, MODEL, data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.domain.hashing import tenant_salt
@@ -114,21 +112,6 @@ async def test_a_flight_of_another_tenant_is_not_joined(tenants: System) -> None
         encoder.before_metadata.set()
         encoder.before_seal.set()
     assert len(encoder.jobs) == 2
-
-
-async def test_sizes_of_another_tenant_are_not_found(tenants: System) -> None:
-    """Neither in the gateway's memory nor in Redis: a known image answers sooner, and that would show."""
-    system = tenants
-
-    def num_known() -> float:
-        registry = system.gateway.services.metrics.metrics.registry
-        return registry.get_sample_value("triptych_gateway_items_total", {"how": "sizes_known"}) or 0.0
-
-    await ask(system, "key-alice", [IMAGE])
-    await ask(system, "key-bob", [IMAGE])
-    assert (num_known(), len(system.encoder.jobs)) == (0.0, 2)
-    await ask(system, "key-anna", [IMAGE])
-    assert (num_known(), len(system.encoder.jobs)) == (1.0, 2)
 
 
 @pytest.mark.parametrize("tenants", [QUICK], indirect=True)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality

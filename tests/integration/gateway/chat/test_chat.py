@@ -1,4 +1,4 @@
-"""Chat completions through the gateway, as the openai client sees them."""
+"""Chat completions, completions and tokens through the gateway, as the openai client sees them."""
 
 import asyncio
 from typing import Any
@@ -7,9 +7,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.gateway.fake_prefill_decode import send_encode_needed
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, send_encode_needed
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams, ImageProperties
@@ -41,17 +40,15 @@ async def test_text_passes_without_the_encode_path(system: System) -> None:
     assert system.encoder.jobs == []
 
 
-async def test_text_streamed(system: System) -> None:
-    assert await collect(await system.ask("hello", stream=True)) == "word0 word1 word2 "
-
-
-async def test_stream_bytes_are_untouched(system: System) -> None:
-    body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x"}]}
-    through = await system.post(body)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_answers_are_untouched(system: System, path: str, stream: bool) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    asked = {"prompt": "x"} if path == "/v1/completions" else {"messages": messages, "max_tokens": 5}
+    body = {"model": MODEL, "stream": stream, **asked}
+    through = await system.http.post(path, json=body)
     async with httpx.AsyncClient(trust_env=False) as direct:
-        expected = await direct.post(
-            f"http://127.0.0.1:{system.prefill_decode.port}/v1/chat/completions", json=body
-        )
+        expected = await direct.post(f"http://127.0.0.1:{system.prefill_decode.port}{path}", json=body)
     assert through.content == expected.content
     assert through.headers["content-type"] == expected.headers["content-type"]
     assert through.headers["x-request-id"].startswith("req-")
@@ -220,28 +217,52 @@ async def test_request_id_is_ours(system: System) -> None:
     assert "request_id" not in system.prefill_decode.bodies[0]
 
 
-async def test_models_and_health(system: System) -> None:
-    models = await system.openai.models.list()
-    assert [model.id for model in models.data] == [MODEL]
-    assert (await system.openai.models.retrieve(MODEL)).id == MODEL
-    ready = await system.http.get("/health/ready")
-    assert ready.status_code == 200
-    report = ready.json()
-    assert (report["redis"], report["encoder_available"]) == (True, True)
-    assert {"pd-0", "encoder-0", "gateway-0"} <= {record["instance"] for record in report["instances"]} | {
-        "gateway-0"
-    }
-    assert (await system.http.get("/health/live")).status_code == 200
-    await system.ask("x")
-    metrics = (await system.http.get("/metrics")).text
-    assert 'triptych_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
+# ---- completions and tokens ----------------------------------------------------------------------
+WORDS = "word0 word1 word2"
 
 
-@pytest.mark.parametrize("system", [{"api_keys": ("secret",)}], indirect=True)
-async def test_api_keys(system: System) -> None:
-    refused = await system.post({"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "missing_api_key")
-    assert (await system.http.get("/v1/models")).status_code == 401
-    assert (await system.http.get("/health/live")).status_code == 200
-    answer = await system.openai.with_options(api_key="secret").models.list()
-    assert len(answer.data) == 1
+async def complete(system: System, prompt: Any = "a", **options: Any) -> Any:
+    return await system.openai.completions.create(model=MODEL, prompt=prompt, **options)
+
+
+async def post(system: System, path: str, **body: Any) -> httpx.Response:
+    return await system.http.post(path, json=body)
+
+
+async def test_whole(system: System) -> None:
+    options: dict[str, Any] = {"n": 2, "stop": ["x"], "logprobs": 3, "echo": True, "seed": 7, "max_tokens": 5}
+    answer = await complete(system, ["a", "b"], **options, extra_body={"top_k": 3, "request_id": "theirs"})
+    assert [choice.text for choice in answer.choices] == [WORDS, WORDS]
+    assert system.prefill_decode.paths == ["/v1/completions"]
+    assert system.prefill_decode.bodies == [{"model": MODEL, "prompt": ["a", "b"], "top_k": 3, **options}]
+
+
+async def test_tokens(system: System) -> None:
+    counted = await post(system, "/tokenize", prompt="one two three")
+    assert counted.json()["count"] == 3
+    messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}]}]
+    assert (await post(system, "/tokenize", model=MODEL, messages=messages)).json()["count"] == 2
+    text = await post(system, "/detokenize", model=MODEL, tokens=[3, 4])
+    assert text.json() == {"prompt": "token3 token4"}
+    assert system.prefill_decode.tokenized[0] == {"prompt": "one two three"}
+
+
+async def test_batch(system: System) -> None:
+    chats = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
+    answer = await post(system, "/v1/chat/completions/batch", model=MODEL, messages=chats)
+    assert answer.json()["choices"]
+    assert system.prefill_decode.bodies == [{"model": MODEL, "messages": chats}]
+
+
+async def test_without_a_model_it_is_the_one_that_is_served(system: System) -> None:
+    assert (await post(system, "/v1/completions", prompt="a")).json()["choices"]
+
+    class Other(FakePrefillDecode):
+        def record(self) -> Any:
+            return super().record().model_copy(update={"model": "other"})
+
+    await system.stack.enter_async_context(Other("pd-1").running(system.bus))
+    await system.refresh()
+    answer = await post(system, "/v1/completions", prompt="a")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "missing_field", "model")

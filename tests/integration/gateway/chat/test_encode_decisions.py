@@ -12,8 +12,7 @@ import pytest
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.hosts import TARGET, opened_hosts
 from tests.support.gateway.local_encode import ANSWER, on_shared_cores, tower, without_encoders
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System
 from tests.support.waiting import until
@@ -80,13 +79,6 @@ async def test_the_default_leaves_media_to_encoders(system: System) -> None:
         await system.ask([TEXT, image_part(number)])
     assert not [body for body in (*instance.bodies, *system.prefill_decode.bodies) if is_whole(body)]
     assert count(system, "remote", "forced") == 4
-
-
-@pytest.mark.parametrize("system", [AUTO], indirect=True)
-async def test_without_a_tower_nothing_changes(system: System) -> None:
-    await system.ask([TEXT, image_part(3)])
-    await system.ask("hello")
-    assert count(system, "remote", "no_tower") == 1
 
 
 @pytest.mark.parametrize("system", [AUTO], indirect=True)

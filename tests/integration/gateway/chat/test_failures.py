@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 from tests.support.waiting import until, until_async
 from triptych_common.protocol.ids import MmHash
@@ -263,6 +262,7 @@ async def test_without_any_encoder(system: System) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         await system.ask([image_part(99)])
     assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
+    assert len(system.encoder.jobs) == 1  # nothing is queued
     assert (await system.ask([IMAGE])).choices  # its sizes are known, its tensor may well be there
     ready = await system.http.get("/health/ready")
     assert (ready.status_code, ready.json()["encoder_available"]) == (200, False)
@@ -274,18 +274,6 @@ async def queued_jobs(system: System) -> int:
 
 async def num_queued_is(system: System, count: int) -> bool:
     return await queued_jobs(system) == count
-
-
-@pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
-async def test_nothing_is_queued_without_an_encoder(system: System) -> None:
-    records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
-    system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
-    await system.refresh()
-    with pytest.raises(openai.InternalServerError) as caught:
-        await system.ask([IMAGE])
-    assert caught.value.code == "no_encoder"
-    assert system.encoder.jobs == []
-    assert await queued_jobs(system) == 0
 
 
 @pytest.mark.parametrize("system", [{"max_queued_jobs": 2}], indirect=True)
@@ -341,11 +329,6 @@ async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job
     system.encoder.before_seal.set()
 
 
-async def test_the_job_names_its_namespace(system: System) -> None:
-    await system.ask([IMAGE])
-    assert [job.namespace_digest for job in system.encoder.jobs] == [DIGEST]
-
-
 async def test_a_large_body_does_not_block_the_event_loop(system: System) -> None:
     parts = [{"type": "text", "text": "x"}] * 16_000  # about as many values as a body may hold
     body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": parts}]})
@@ -366,3 +349,34 @@ async def _parse(system: System, body: bytes) -> int:
 
 async def _answer(records: Any) -> Any:
     return records
+
+
+# ---- large answers that are not streamed: passed on whole, bounded, not kept ---------------------
+@pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.5}], indirect=True)
+async def test_a_whole_answer_that_nobody_reads_does_not_stay(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request keeps its place as long as it is held, and that is bounded."""
+    monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: "x" * (30 << 20))
+    body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", system.gateway.settings.port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        await until(lambda: b'status="499"} 1.0' in system.gateway.services.metrics.metrics.render())
+
+
+async def test_a_long_whole_answer_arrives_as_it_is(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: "xyz" * (1 << 20))
+    answer = await system.ask("x")
+    assert answer.choices[0].message.content == "xyz" * (1 << 20)
+
+
+@pytest.mark.parametrize("system", [{"max_answer_bytes": 1000}], indirect=True)
+async def test_a_whole_answer_is_bounded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: "x" * 1001)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await system.ask("x")
+    assert (caught.value.status_code, caught.value.code) == (413, "answer_too_large")
+    assert len(system.prefill_decode.bodies) == 1  # no other instance is asked

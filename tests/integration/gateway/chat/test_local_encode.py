@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.gateway.system import System
 from tests.support.waiting import until
-from triptych_common.protocol.messages import ECTransferParams, FailureKind, Role
+from triptych_common.protocol.messages import ECTransferParams, FailureKind
 
 MEDIA = image_bytes(3)
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(MEDIA)}}
@@ -43,20 +43,6 @@ async def assert_whole(system: System, instance: FakePrefillDecode, reason: str)
     assert base64.b64decode(part["image_url"]["url"].partition("base64,")[2]) == MEDIA
     assert count(system, reason) == 1
     await system.assert_idle()
-
-
-@pytest.mark.parametrize("system", [QUICK], indirect=True)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_no_encoder(system: System, stream: bool) -> None:
-    instance = await tower(system)
-    await without_encoders(system)
-    answer = await system.ask([TEXT, IMAGE], stream=stream)
-    if stream:
-        assert "".join([chunk.choices[0].delta.content or "" async for chunk in answer]).strip() == ANSWER
-    else:
-        assert answer.choices[0].message.content == ANSWER
-    await assert_whole(system, instance, "no_encoder")
-    assert system.encoder.jobs == []
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -173,27 +159,3 @@ async def test_media_with_options_are_for_encoders_alone(system: System, options
         await system.ask([TEXT, IMAGE], extra_body=options)
     assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
     assert whole_bodies(system.prefill_decode, instance) == []
-
-
-@pytest.mark.parametrize("system", [QUICK], indirect=True)
-async def test_a_tower_of_another_namespace_is_another_version(system: System) -> None:
-    """A request goes there whole, and from the start: nothing of it is named for the first one."""
-    other = FakePrefillDecode("pd-other", role=Role.ENCODE_PREFILL_DECODE, digest="e" * 64)
-    await system.stack.enter_async_context(other.running(system.bus))
-    await without_encoders(system)
-    assert (await system.ask([TEXT, IMAGE])).choices[0].message.content == ANSWER
-    (sent,) = other.bodies
-    assert "ec_transfer_params" not in sent
-    assert not system.prefill_decode.bodies
-
-
-@pytest.mark.parametrize("system", [QUICK], indirect=True)
-async def test_a_tower_that_cannot_be_reached_is_followed_by_another(system: System) -> None:
-    await system.stack.enter_async_context(
-        FakePrefillDecode("pd-gone", port=1, role=Role.ENCODE_PREFILL_DECODE).running_nowhere(system.bus)
-    )
-    instance = await tower(system)
-    await without_encoders(system)
-    for _ in range(2):
-        assert (await system.ask([TEXT, IMAGE])).choices[0].message.content == ANSWER
-    assert len(instance.bodies) == 2

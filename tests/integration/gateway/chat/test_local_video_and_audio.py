@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality, Role
 
@@ -51,14 +51,6 @@ async def test_without_encoders_all_kinds_go_whole_and_in_order(system: System, 
     assert text.startswith(f"1x1x{len(MP4)} 1x1x{len(WAV)} 1x8x8 ")
     assert sent_media(instance) == [("video_url", MP4), ("audio_url", WAV), ("image_url", PNG)]
     assert system.prefill_decode.bodies == []
-
-
-async def test_encoders_that_hang_are_given_up(system: System) -> None:
-    instance = await tower(system, item_limits=ALL)
-    system.encoder.before_metadata.clear()
-    await system.ask([TEXT, VIDEO])
-    assert sent_media(instance) == [("video_url", MP4)]
-    system.encoder.before_metadata.set()
 
 
 @pytest.mark.parametrize("part", [VIDEO, SOUND], ids=["video", "sound"])

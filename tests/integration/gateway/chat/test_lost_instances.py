@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.gateway.dying_instance import DyingInstance
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.fake_stages import KV_TRANSFER, FakeDecode, FakePrefill
-from tests.support.gateway.media_samples import image_part
+from tests.support.gateway.samples import image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Role
 from triptych_gateway.proxy.forward import Forwarder
@@ -43,6 +45,31 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": "x"}),
     ("/tokenize", {"prompt": "x"}),
 ]
+
+
+@dataclass
+class DyingInstance(FakePrefillDecode):
+    """Its connection and its port are gone at the first request. `beginning`: what it sends before."""
+
+    beginning: bytes = b""
+    num_requests: int = 0
+
+    @asynccontextmanager
+    async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):  # a connection without a request
+                writer.close()
+                return
+            self.num_requests += 1
+            listener.close()
+            writer.write(self.beginning)
+            writer.close()
+
+        listener = await asyncio.start_server(take, self.host, self.port)
+        async with listener, Registry(bus).keep_registered(self.record()) as self.registration:
+            yield self
 
 
 @pytest.fixture

@@ -11,28 +11,68 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.messages_client import (
-    BODY,
-    WORDS,
-    ask,
-    client_of,
-    hash_of,
-    image,
-    streamed,
-    text,
-)
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, entry, image_bytes, image_part, write_keys
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.domain.hashing import tenant_salt
 from triptych_common.protocol.item_urls import parse_item_url
-from triptych_common.protocol.messages import ECTransferParams
+from triptych_common.protocol.messages import ECTransferParams, FailureKind
 from triptych_gateway.endpoints.table import COUNT_TOKENS, MESSAGES
 
 RAW = "data:application/octet-stream;base64,{data}"
+WORDS = "word0 word1 word2"
+BODY: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "a"}],
+}
+
+
+@asynccontextmanager
+async def client_of(system: System, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(
+        base_url=system.gateway.settings.local_urls[0], api_key=key, max_retries=0, timeout=20
+    ) as client:
+        yield client
+
+
+async def ask(client: anthropic.AsyncAnthropic, content: Any, **options: Any) -> Any:
+    """One message; its text where it is streamed, to its end."""
+    messages: Any = [{"role": "user", "content": content}]
+    return await client.messages.create(model=MODEL, max_tokens=5, messages=messages, **options)
+
+
+async def streamed(client: anthropic.AsyncAnthropic, content: Any, **options: Any) -> Any:
+    """The message that the client puts together."""
+    messages: Any = [{"role": "user", "content": content}]
+    async with client.messages.stream(model=MODEL, max_tokens=5, messages=messages, **options) as stream:
+        return await stream.get_final_message()
+
+
+def image(color: int = 1, size: tuple[int, int] = (8, 8)) -> dict[str, Any]:
+    data = base64.b64encode(image_bytes(color, size)).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def hash_of(block: dict[str, Any]) -> str:
+    """Of an item that is sent by its URL."""
+    assert block.keys() == {"type", "source"}
+    assert block["source"].keys() == {"type", "url"}
+    named = parse_item_url(block["source"]["url"])
+    assert named is not None
+    assert named.data_url is None
+    return named.item_id
+
+
+@pytest.fixture
+async def claude(system: System) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with client_of(system) as client:
+        yield client
 
 
 # ---- text --------------------------------------------------------------------------------------------
@@ -52,18 +92,6 @@ async def test_text_streamed(system: System, claude: anthropic.AsyncAnthropic) -
     message = await streamed(claude, "hello")
     assert message.content[0].text == WORDS + " "
     assert message.stop_reason == "end_turn"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_answers_are_untouched(system: System, stream: bool) -> None:
-    body = BODY | {"stream": stream}
-    through = await system.http.post("/v1/messages", json=body)
-    async with httpx.AsyncClient(trust_env=False) as direct:
-        url = f"http://127.0.0.1:{system.prefill_decode.port}/v1/messages"
-        expected = await direct.post(url, json=body)
-    assert through.content == expected.content
-    assert through.headers["content-type"] == expected.headers["content-type"]
-    assert through.headers["x-request-id"].startswith("req-")
 
 
 # ---- images ------------------------------------------------------------------------------------------
@@ -282,15 +310,69 @@ async def test_an_answers_tokens_are_charged_to_its_key(redis_url: str, tmp_path
         assert caught.value.response.headers["retry-after"]
 
 
-async def test_answers_and_tokens_are_measured_by_their_path(
+# ---- when parts fail -----------------------------------------------------------------------------
+async def test_a_failed_encode_is_the_requests_error(
     system: System, claude: anthropic.AsyncAnthropic
 ) -> None:
-    await streamed(claude, [image()])
-    metrics = (await system.http.get("/metrics")).text
-    assert 'triptych_gateway_requests_total{route="/v1/messages",status="200"} 1.0' in metrics
-    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
-        (line,) = (
-            each for each in metrics.splitlines() if each.startswith(f"triptych_gateway_{name}_seconds_count")
-        )
-        assert 'route="/v1/messages"' in line
-        assert float(line.rpartition(" ")[2]) == (3 if name == "inter_token_latency" else 1)
+    system.encoder.failures = [FailureKind.BAD_MEDIA]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        await ask(claude, [image()])
+    body: Any = caught.value.body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "messages[0].content[0].source.data" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "kind"),
+    [
+        ("refuse", anthropic.BadRequestError, "invalid_request_error"),
+        ("too_long", anthropic.BadRequestError, "invalid_request_error"),
+        ("fail", anthropic.InternalServerError, "overloaded_error"),
+        ("busy", anthropic.InternalServerError, "overloaded_error"),
+    ],
+)
+@pytest.mark.parametrize("content", ["a", [image()]], ids=["text", "image"])
+async def test_prefill_decodes_errors_have_anthropics_form(
+    system: System,
+    claude: anthropic.AsyncAnthropic,
+    behaviour: str,
+    error: type[anthropic.APIStatusError],
+    kind: str,
+    content: Any,
+) -> None:
+    system.prefill_decode.behaviour = behaviour
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        await ask(claude, content)
+    body: Any = caught.value.body
+    assert caught.value.status_code == (400 if error is anthropic.BadRequestError else 503)
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["error"].keys() == {"type", "message"}
+
+
+@pytest.mark.parametrize("behaviour", ["die", "error_late"])
+@pytest.mark.parametrize("content", ["a", [image()]], ids=["text", "image"])
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(
+    system: System, claude: anthropic.AsyncAnthropic, behaviour: str, content: Any
+) -> None:
+    system.prefill_decode.behaviour = behaviour
+    with pytest.raises(anthropic.APIError) as caught:
+        await streamed(claude, content)
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "overloaded_error")
+    raw = await system.http.post("/v1/messages", json=BODY | {"stream": True})
+    *events, last = raw.text.strip().split("\n\n")
+    assert last.startswith("event: error\ndata: {")
+    assert all(event.startswith("event: ") for event in events)
+    assert "message_stop" not in raw.text
+
+
+@pytest.mark.parametrize("content", ["a", [image()]], ids=["text", "image"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_ends_its_request(
+    system: System, claude: anthropic.AsyncAnthropic, content: Any, stream: bool
+) -> None:
+    system.prefill_decode.behaviour = "hang"
+    asked = asyncio.get_running_loop().create_task((streamed if stream else ask)(claude, content))
+    await until(lambda: len(system.prefill_decode.bodies) == 1)
+    asked.cancel()
+    await until(lambda: system.prefill_decode.num_disconnects == 1)

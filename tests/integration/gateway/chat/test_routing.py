@@ -12,9 +12,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.routing import load_of
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until
@@ -184,13 +183,6 @@ async def test_one_that_cannot_be_reached_is_left_though_the_conversation_is_its
 def num_decisions(system: System) -> float:
     (family,) = system.gateway.services.metrics.routing_decisions.collect()
     return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
-
-
-@pytest.mark.parametrize("pair", ["default: {}"], indirect=True)
-async def test_without_weights_instances_take_turns(pair: Pair) -> None:
-    turn = conversation()
-    places = [await pair.ask(turn) for _ in range(6)]
-    assert places in (["pd-0", "pd-1"] * 3, ["pd-1", "pd-0"] * 3)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, write_keys
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality, Role
 

@@ -12,9 +12,7 @@ import yaml
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, entry, image_part, write_keys
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 
@@ -292,6 +290,8 @@ async def test_aliases_and_keys(redis_url: str, tmp_path: Path) -> None:
             ["gpt-4o"],
             [],
         ]
+        named = await system.http.get(f"/v1/models/{MODEL}", headers={"Authorization": "Bearer key-other"})
+        assert code_of(named) == (404, "model_not_found")
         unnamed = await system.http.post(
             "/v1/completions", json={"prompt": "hello"}, headers={"Authorization": "Bearer key-alias"}
         )

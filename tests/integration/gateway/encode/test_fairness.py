@@ -8,13 +8,9 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_encoder import FakeEncoder
-from tests.support.gateway.key_samples import entry, write_keys
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, data_url, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
-from triptych_common.domain.fair_queue import MAX_PASSED
-from triptych_common.protocol.messages import EncodeClass
 
 NUM_SLOTS = 16  # of the fake encoder
 FOR_ONE_FLOW = 12  # of them
@@ -117,32 +113,6 @@ async def test_an_item_of_a_flood_that_another_key_asks_for_has_the_turn_of_that
     assert flows.count(flood_flow) == FLOOD - 1
 
 
-async def test_an_order_that_another_request_left_again_goes_on_where_it_stood(system: System) -> None:
-    queue = system.gateway.orders.queue
-    async with asyncio.TaskGroup() as group:
-        flood(system, group)
-        await flood_waits(system)
-        for number in range(NUM_SLOTS - FOR_ONE_FLOW + 1):  # all places are taken, the spare ones too
-            group.create_task(ask(system, "key-one", [1000 + number]))
-        await held(system, FLOOD - FOR_ONE_FLOW + NUM_SLOTS - FOR_ONE_FLOW)
-        item = next(
-            system.gateway.orders.table.get(each.mm_hash)
-            for wait in system.gateway.orders._item_waits.values()
-            for each in wait.items
-            if each.content == image_of(FLOOD - 1)
-        )
-        assert item is not None
-        before = queue.place_held(item.mm_hash)
-        assert before is not None
-        joining = group.create_task(ask(system, "key-one", [FLOOD - 1]))
-        await until(lambda: queue.place_held(item.mm_hash) not in (None, before))  # None: it is checked
-        assert len(item.request_ids) == 2
-        joining.cancel()
-        await until(lambda: queue.place_held(item.mm_hash) == before)
-        assert len(item.request_ids) == 1
-        system.encoder.before_start.set()
-
-
 async def test_it_does_so_over_two_gateways(system: System) -> None:
     async with another_gateway(system, "gateway-1") as other:
         await until(lambda: len([r for r in system.gateway.view.records if r.role == "gateway"]) == 2)
@@ -159,21 +129,6 @@ async def test_it_does_so_over_two_gateways(system: System) -> None:
             await one
         alone = system.gateway.services.access.api_keys.check_key("Bearer key-one", None).flow
         assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
-
-
-async def test_jobs_of_a_low_priority_wait_for_others_but_not_for_ever(system: System) -> None:
-    async with asyncio.TaskGroup() as group:
-        flood(system, group)
-        await held(system, FLOOD - FOR_ONE_FLOW)
-        # All slots are taken, so what comes now waits with the flood.
-        for color in range(3):
-            group.create_task(ask(system, f"key-{'one' if color else 'batch'}", [1000 + color]))
-        flood(system, group, "key-batch", 2000)
-        await until(lambda: len(system.gateway.orders.table) == 2 * FLOOD + 3)
-        system.encoder.before_start.set()
-    classes = [job.encode_class for job in system.encoder.jobs]
-    waiting = classes[NUM_SLOTS : NUM_SLOTS + 4 * (MAX_PASSED + 1)]
-    assert waiting.count(EncodeClass.INTERACTIVE) > waiting.count(EncodeClass.BATCH) >= 2
 
 
 @pytest.mark.parametrize("system", [{"max_queued_jobs": 20}], indirect=True)

@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from tests.support.gateway.fake_encoder import PREFETCH
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, image_part
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight, StartResult, single_flight
@@ -119,50 +118,30 @@ async def test_a_request_that_joins_a_running_job_has_the_sizes_at_once(
     await assert_nothing_is_left(system, other)
 
 
-async def test_a_failure_is_tried_again_once_for_both_gateways(pair: tuple[System, System]) -> None:
+@pytest.mark.parametrize(
+    ("failures", "status", "num_jobs"),
+    [
+        ([FailureKind.ENCODER_ERROR], 200, 2),
+        ([FailureKind.ENCODER_ERROR] * 9, 503, 2),
+        # Media that went with their gateway use up no attempts.
+        ([FailureKind.MEDIA_GONE] * (single_flight.MAX_SENDS - 1), 200, single_flight.MAX_SENDS),
+    ],
+    ids=["one error", "many errors", "media gone"],
+)
+async def test_attempts_are_counted_over_both_gateways(
+    pair: tuple[System, System], failures: list[FailureKind], status: int, num_jobs: int
+) -> None:
     system, other = pair
-    system.encoder.failures = [FailureKind.ENCODER_ERROR]
+    system.encoder.failures = list(failures)
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
-        answers = [group.create_task(each.ask([IMAGE])) for each in pair]
+        answers = [group.create_task(each.post(body())) for each in pair]
         await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         await until(lambda: system.encoder.jobs)
         system.encoder.before_metadata.set()
-    assert all(answer.result().choices for answer in answers)
-    assert [job.attempt for job in system.encoder.jobs] == [1, 2]
-    await until(lambda: system.encoder.num_encodes == 1)
-    await assert_nothing_is_left(system, other)
-
-
-async def test_attempts_are_counted_over_both_gateways(pair: tuple[System, System]) -> None:
-    system, other = pair
-    system.encoder.failures = [FailureKind.ENCODER_ERROR] * 9
-    system.encoder.before_metadata.clear()
-    async with asyncio.TaskGroup() as group:
-        answers = [
-            group.create_task(each.http.post("/v1/chat/completions", json=body()), name="ask")
-            for each in pair
-        ]
-        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
-        await until(lambda: system.encoder.jobs)
-        system.encoder.before_metadata.set()
-    assert [answer.result().status_code for answer in answers] == [503, 503]
-    assert [job.attempt for job in system.encoder.jobs] == [1, 2]
-    await assert_nothing_is_left(system, other)
-
-
-async def test_media_that_went_with_their_gateway_use_up_no_attempts(pair: tuple[System, System]) -> None:
-    system, other = pair
-    system.encoder.failures = [FailureKind.MEDIA_GONE] * (single_flight.MAX_SENDS - 1)
-    system.encoder.before_metadata.clear()
-    async with asyncio.TaskGroup() as group:
-        answers = [group.create_task(each.ask([IMAGE])) for each in pair]
-        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
-        await until(lambda: system.encoder.jobs)
-        system.encoder.before_metadata.set()
-    assert all(answer.result().choices for answer in answers)
-    assert [job.attempt for job in system.encoder.jobs] == list(range(1, single_flight.MAX_SENDS + 1))
-    await until(lambda: system.encoder.num_encodes == 1)
+    assert [answer.result().status_code for answer in answers] == [status, status]
+    assert [job.attempt for job in system.encoder.jobs] == list(range(1, num_jobs + 1))
+    await until(lambda: system.encoder.num_encodes == (status == 200))
     await assert_nothing_is_left(system, other)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, image_part
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.scraping import scrape
 from tests.support.waiting import until, until_async

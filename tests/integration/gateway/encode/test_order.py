@@ -1,4 +1,4 @@
-"""Jobs of one request stand on the stream in the order of its prompt; requests take turns."""
+"""Jobs of one request stand on the stream in the order of its prompt."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, image_part
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until_async
 from triptych_common.coordination import SingleFlight
@@ -63,27 +62,3 @@ async def test_the_order_of_the_prompt_whatever_redis_takes(system: System) -> N
     assert [index for _, index in jobs] == list(range(NUM_IMAGES))
     system.encoder.before_start.set()
     assert (await asking).choices
-
-
-async def test_a_request_with_one_image_does_not_wait_for_one_with_many(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go_on, claim = asyncio.Event(), SingleFlight.claim_flight
-
-    async def held_claim(self: SingleFlight, mm_hash: str, requesters: Any, **options: Any) -> Any:
-        if min(each.item_index for each in requesters) > 0:
-            await may_go_on.wait()
-        return await claim(self, mm_hash, requesters, **options)
-
-    monkeypatch.setattr(SingleFlight, "claim_flight", held_claim)
-    system.encoder.before_start.clear()
-    many = asyncio.ensure_future(system.ask(images(0, NUM_IMAGES)))
-    ((of_many, _),) = await published(system, 1)
-    one = asyncio.ensure_future(system.ask(images(100, 1)))
-    jobs = await published(system, 2)
-    assert [index for _, index in jobs] == [0, 0]
-    may_go_on.set()
-    jobs = await published(system, NUM_IMAGES + 1)
-    assert [index for request_id, index in jobs if request_id == of_many] == list(range(NUM_IMAGES))
-    system.encoder.before_start.set()
-    assert all(answer.choices for answer in await asyncio.gather(many, one))

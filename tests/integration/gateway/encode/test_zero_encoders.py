@@ -10,7 +10,7 @@ import pytest
 from tests.integration.gateway.chat.test_chat import collect, image, text
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.local_encode import ANSWER
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL
 from tests.support.gateway.system import System
 from tests.support.scraping import scrape
 from tests.support.waiting import until, until_async
@@ -73,17 +73,6 @@ async def test_clients_do_not_see_comments(system: System, monkeypatch: pytest.M
     stream = await system.ask([text("what"), image(1)], stream=True)
     async with system.encoder.running():
         assert (await collect(stream)).strip() == ANSWER
-
-
-@on_demand
-async def test_comments_are_repeated(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "COMMENT_INTERVAL_S", 0.0)
-    async with system.http.stream("POST", "/v1/chat/completions", json=body(1, stream=True)) as answer:
-        seen = b""
-        async for piece in answer.aiter_bytes():
-            seen += piece
-            if seen.count(COMMENT) == 3:
-                break
 
 
 @pytest.mark.parametrize("system", [ON_DEMAND | {"encoder_grace_s": 0.3}], indirect=True)

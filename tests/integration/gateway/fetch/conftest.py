@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.gateway.media_samples import image_bytes
 from tests.support.gateway.media_server import FORBIDDEN, MediaServer, answering
+from tests.support.gateway.samples import image_bytes
 from triptych_gateway.fetch import client
 
 tls_context = functools.cache(client.tls_context)

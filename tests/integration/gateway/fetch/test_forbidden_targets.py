@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientConnectorError
 
 from tests.support.gateway.fetching import QUICK, ChosenNames, TurningNames, code_of, fetch, fetching, refusal
-from tests.support.gateway.media_samples import image_bytes
 from tests.support.gateway.media_server import FORBIDDEN, SERVED, MediaServer, answering, redirecting
+from tests.support.gateway.samples import image_bytes
 from tests.unit.gateway.fetch.test_addresses import REFUSED as NOT_PUBLIC
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.fetch.client import AddressRefusedError, checked_socket, failure_of, open_client
@@ -21,38 +21,14 @@ from triptych_gateway.fetch.fetch_rules import AddressRules
 REFUSED = [each for each in NOT_PUBLIC if each != SERVED]
 NOT_ALLOWED = {(400, "url_not_allowed"), (400, "invalid_image_url")}
 LOOPBACK_HOSTS = [
-    *("127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.0.0.1", "0177.0.0.1"),
-    *("017700000001", "127.0.0.01", "0", "0.0.0.0", "127.0.0.0x1", "0x7F.1", "127.0.0.1:80@127.0.0.1"),
-    *(
-        "[::1]",
-        "[::]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:1]",
-        "[0:0:0:0:0:ffff:127.0.0.1]",
-        "[::127.0.0.1]",
-    ),
-    *(
-        "[64:ff9b::127.0.0.1]",
-        "[64:ff9b:1::7f00:1]",
-        "[2002:7f00:1::]",
-        "[2a00::5efe:127.0.0.1]",
-        "[::1%25lo]",
-    ),
-    *(
-        "[fe80::1%25lo]",
-        "１２７.０.０.１",
-        "127。0。0。1",
-        "①②⑦.⓪.⓪.①",
-        "%31%32%37.0.0.1",
-        "127.0.0.1%00.example.org",
-    ),
-    *(
-        "example.org@127.0.0.1",
-        "127.0.0.1\\@example.org",
-        "127.0.0.1%2523@example.org",
-        "[::ffff:0:127.0.0.1]",
-    ),
-]
+    "127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.0.0.1", "0177.0.0.1",
+    "017700000001", "127.0.0.01", "0", "0.0.0.0", "127.0.0.0x1", "0x7F.1", "127.0.0.1:80@127.0.0.1",
+    "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:127.0.0.1]", "[::127.0.0.1]",
+    "[64:ff9b::127.0.0.1]", "[64:ff9b:1::7f00:1]", "[2002:7f00:1::]", "[2a00::5efe:127.0.0.1]",
+    "[::1%25lo]", "[fe80::1%25lo]", "１２７.０.０.１", "127。0。0。1", "①②⑦.⓪.⓪.①", "%31%32%37.0.0.1",
+    "127.0.0.1%00.example.org", "example.org@127.0.0.1", "127.0.0.1\\@example.org",
+    "127.0.0.1%2523@example.org", "[::ffff:0:127.0.0.1]",
+]  # fmt: skip
 SCHEMES = ["ftp", "gopher", "ws", "wss", "dict", "ldap", "unix", "jar:http", "view-source:http", "http+unix"]
 
 
@@ -178,12 +154,6 @@ async def test_what_an_operator_allows_is_fetched(forbidden: MediaServer) -> Non
         async with fetching(fetch_allowed_networks=(ip_network("127.0.0.3/32"),)) as fetcher:
             assert await fetch(fetcher, private.url()) == b"x"
             assert code_of(await refusal(fetcher, forbidden.url())) == (400, "url_not_allowed")
-
-
-async def test_switched_off(server: MediaServer) -> None:
-    async with fetching(fetch_urls=False) as fetcher:
-        assert code_of(await refusal(fetcher, server.url())) == (400, "remote_media_disabled")
-    assert server.num_connections == 0
 
 
 async def test_the_environments_proxy_is_not_asked(

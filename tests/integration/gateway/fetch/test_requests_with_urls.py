@@ -13,7 +13,6 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 from opentelemetry.sdk.trace import ReadableSpan
 
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.media_server import (
     SERVED,
     Asked,
@@ -24,7 +23,8 @@ from tests.support.gateway.media_server import (
     repeating,
     resetting,
 )
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
+from tests.support.gateway.serving import until
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
 from tests.support.hostile.chunks import jpeg_that_is_fli

@@ -1,23 +1,17 @@
 """Requests whose videos and sounds are named by URL, through a real gateway."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.media_server import (
     SERVED,
-    Asked,
     MediaServer,
     answering,
-    head,
-    redirecting,
-    repeating,
 )
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality
 
@@ -25,7 +19,6 @@ MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isomiso2" + bytes(100)
 AVI = b"RIFF\x24\x00\x00\x00AVI LIST" + bytes(100)
 WAV = b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(90)
 PNG = image_bytes(7)
-KINDS = ("video", "audio")
 MAX_ITEM_BYTES = 10_000
 
 
@@ -76,45 +69,6 @@ async def test_what_a_url_leads_to_is_what_a_data_url_holds(
     ] * 3
 
 
-async def test_one_of_each_in_one_request_at_once_and_in_order(system: System, server: MediaServer) -> None:
-    """Each answer waits until all were asked for; the last comes first."""
-    contents = {"/image": PNG, "/video": MP4, "/audio": WAV}
-    done: list[str] = []
-
-    def answer(path: str) -> Any:
-        async def when_all_are_asked(asked: Asked, writer: asyncio.StreamWriter) -> None:
-            after = list(contents)[list(contents).index(path) + 1 :]
-            await until(lambda: len(server.asked) == len(contents) and set(after) <= set(done))
-            await answering(body=contents[path])(asked, writer)
-            done.append(path)
-
-        return when_all_are_asked
-
-    server.answers |= {path: answer(path) for path in contents}
-    encoded = data_url(WAV + b"x").partition(",")[2]
-    inline = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
-    answered = await system.ask(
-        [
-            part("image", server.url("/image")),
-            part("video", server.url("/video")),
-            {"type": "text", "text": "between"},
-            inline,
-            part("audio", server.url("/audio")),
-        ]
-    )
-    grids = ["1x8x8", f"1x1x{len(MP4)}", f"1x1x{len(WAV) + 1}", f"1x1x{len(WAV)}"]
-    assert answered.choices[0].message.content.startswith(" ".join(grids) + " ")
-    assert done == ["/audio", "/video", "/image"]
-    assert [each["type"] for each in sent(system)] == [
-        "image_embeds",
-        "video_embeds",
-        "text",
-        "audio_embeds",
-        "audio_embeds",
-    ]
-    assert sorted(system.encoder.media) == sorted([PNG, MP4, WAV, WAV + b"x"])
-
-
 WRONG: dict[str, tuple[str, bytes]] = {
     "a page as a video": ("video", b"<html>"),
     "nothing as a video": ("video", b""),
@@ -141,39 +95,4 @@ async def test_wrong_bytes(system: System, server: MediaServer, name: str) -> No
     assert (answer.status_code, error["code"]) == (400, f"invalid_{kind}"), answer.text
     assert error["param"] == f"messages[0].content[1].{kind}_url.url"
     assert "secret" not in answer.text
-    assert system.encoder.jobs == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "endless"])
-async def test_too_large(system: System, server: MediaServer, kind: str, is_announced: bool) -> None:
-    start = {"video": MP4, "audio": WAV}[kind]
-    if is_announced:
-        server.answers["/large"] = answering(body=start + bytes(MAX_ITEM_BYTES))
-    else:
-        server.answers["/large"] = repeating(head(200, {}) + start, bytes(1000))
-    answer = await system.post(chat(part(kind, server.url("/large"))))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (413, "media_too_large"), answer.text
-    assert error["param"] == f"messages[0].content[0].{kind}_url.url"
-    await until(lambda: not server.num_open)
-    assert system.encoder.jobs == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_where_they_may_not_be_had(
-    system: System, server: MediaServer, forbidden: MediaServer, kind: str
-) -> None:
-    server.answers["/there"] = redirecting(forbidden.url())
-    for url, code in [
-        (forbidden.url(), "url_not_allowed"),
-        (server.url("/there"), "url_not_allowed"),
-        ("http://", f"invalid_{kind}_url"),
-        ("ftp://example.org/a", f"invalid_{kind}_url"),
-        (server.url("/missing"), "media_fetch_failed"),
-    ]:
-        answer = await system.post(chat("x", part(kind, url)))
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, code), answer.text
-        assert error["param"] == f"messages[0].content[1].{kind}_url.url"
     assert system.encoder.jobs == []

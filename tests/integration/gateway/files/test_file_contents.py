@@ -18,7 +18,7 @@ from tests.support.gateway.file_samples import (
     upload,
 )
 from tests.support.gateway.local_encode import ANSWER, tower
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
 from triptych_gateway.proxy.upstream_body import book_whole

@@ -19,7 +19,7 @@ from tests.support.gateway.file_samples import (
     stored,
     upload,
 )
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.samples import image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until, until_async
 
@@ -150,17 +150,6 @@ async def test_an_expired_file_is_gone_at_once_and_removed(files: System) -> Non
     assert refusal(answer) == (404, "file_not_found")
 
 
-async def test_two_gateways_share_a_directory(files: System) -> None:
-    async with another_gateway(files, "gateway-1") as other:
-        created = await upload(files, IMAGE)
-        client = other.openai.with_options(api_key="key-alice")
-        assert await client.files.retrieve(created.id) == created
-        assert (await client.files.content(created.id)).read() == IMAGE
-        await client.files.delete(created.id)
-        with pytest.raises(openai.NotFoundError):
-            await files.openai.with_options(api_key="key-alice").files.retrieve(created.id)
-
-
 async def test_a_start_removes_what_was_left_over_and_leaves_living_uploads_alone(files: System) -> None:
     created = await upload(files, IMAGE)
     root = files.gateway.settings.files_dir
@@ -179,17 +168,6 @@ async def test_a_start_removes_what_was_left_over_and_leaves_living_uploads_alon
         assert (await held.answer()).status_code == 200
     client = files.openai.with_options(api_key="key-alice")
     assert created in [each async for each in client.files.list()]
-
-
-async def test_a_damaged_file_is_not_served_as_it_was(files: System) -> None:
-    created = await upload(files, IMAGE, purpose="user_data")
-    await until(lambda: files.encoder.num_encodes == 1)
-    content, record = stored(files)
-    content.write_bytes(IMAGE[:-1])
-    answer = await files.http.get(f"/v1/files/{created.id}/content", headers=ALICE)
-    assert refusal(answer) == (503, "file_storage_failed")
-    record.write_text('{"version": 2}')
-    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 404
 
 
 async def test_a_disk_that_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:

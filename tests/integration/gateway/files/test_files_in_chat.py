@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.gateway.file_samples import ask, file_part, num_ahead, stored, upload
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import DIGEST
+from tests.support.gateway.samples import DIGEST, data_url, image_bytes, image_part
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight
@@ -222,15 +221,6 @@ async def test_a_part_takes_files_of_its_own_kind(files: System) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         await ask(files, [{"type": "video_url", "video_url": {"file_id": file.id}}, TEXT])
     assert raised.value.code == "invalid_file"
-
-
-@pytest.mark.parametrize(
-    "file_id",
-    ["file-" + "0" * 32, "file-", "", "../lock", "file-" + "0" * 31 + "/", "/etc/passwd", "file-\x00"],
-)
-async def test_ids_that_no_file_has(files: System, file_id: str) -> None:
-    with pytest.raises(openai.NotFoundError):
-        await ask(files, [file_part(file_id), TEXT])
 
 
 @pytest.mark.parametrize("files", [{"files_dir": None}], indirect=True)

@@ -8,7 +8,6 @@ import openai
 import pytest
 
 from tests.support.gateway.file_samples import (
-    ALICE,
     BITMAP,
     FILE,
     IMAGE,
@@ -20,7 +19,7 @@ from tests.support.gateway.file_samples import (
     stored,
     upload,
 )
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.samples import image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
@@ -74,38 +73,12 @@ def test_what_a_file_can_be(head: bytes, kinds: tuple[Modality, ...]) -> None:
     assert modalities_of(head[:64]) == kinds
 
 
-BAD_FORMS = {
-    "no purpose": (multipart(FILE), "missing_field"),
+BAD_FORMS = {  # all others: tests/unit/gateway/files/test_upload_form.py
     "no file": (multipart(PURPOSE), "missing_field"),
     "another purpose": (multipart(('name="purpose"', b"assistants"), FILE), "invalid_value"),
     "no end": (multipart(PURPOSE, FILE, end=False), "invalid_multipart"),
     "two files": (multipart(PURPOSE, FILE, FILE), "invalid_multipart"),
-    "a field twice": (multipart(PURPOSE, PURPOSE, FILE), "invalid_multipart"),
-    "many parts": (multipart(*((f'name="x{n}"', b"") for n in range(20)), FILE), "invalid_multipart"),
-    "a long field": (multipart(('name="purpose"', b"v" * 2000), FILE), "invalid_multipart"),
-    "a long header": (multipart((f'name="{"x" * 9000}"', b""), FILE), "invalid_multipart"),
-    "nothing": (b"", "invalid_multipart"),
-    "no form": (b"\xff" * 1000, "invalid_multipart"),
-    "anchor": (multipart(PURPOSE, ('name="expires_after[anchor]"', b"now"), FILE), "invalid_value"),
     "seconds alone": (multipart(PURPOSE, ('name="expires_after[seconds]"', b"60"), FILE), "invalid_value"),
-    "no number": (
-        multipart(
-            PURPOSE,
-            ('name="expires_after[anchor]"', b"created_at"),
-            ('name="expires_after[seconds]"', b"1e3"),
-            FILE,
-        ),
-        "invalid_value",
-    ),
-    "too long": (
-        multipart(
-            PURPOSE,
-            ('name="expires_after[anchor]"', b"created_at"),
-            ('name="expires_after[seconds]"', b"99999999"),
-            FILE,
-        ),
-        "invalid_value",
-    ),
 }
 
 
@@ -114,12 +87,6 @@ async def test_forms_that_are_refused(files: System, name: str) -> None:
     body, code = BAD_FORMS[name]
     assert refusal(await post(files, body)) == (400, code)
     await until(lambda: stored(files) == [])
-
-
-async def test_bodies_that_are_no_form(files: System) -> None:
-    for kind in ("application/json", "multipart/form-data", f"multipart/form-data; boundary={'x' * 300}"):
-        answer = await post(files, b"{}", {"Content-Type": kind, **ALICE})
-        assert refusal(answer) == (400, "invalid_multipart")
 
 
 # ---- bounds --------------------------------------------------------------------------------------

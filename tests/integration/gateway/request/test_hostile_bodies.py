@@ -10,11 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.gateway.header_bombs import jpeg_of_empty_segments
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System
-from tests.support.hostile import chunks as hostile_chunks
 from tests.support.waiting import until
 
 TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
@@ -83,18 +80,6 @@ async def test_bodies_are_parsed_apart_from_media(system: System) -> None:
     finally:
         release.set()
     assert all(job.result() for job in busy)
-
-
-async def test_a_header_that_costs_too_much(system: System) -> None:
-    answer = await system.post(chat([image_part(jpeg_of_empty_segments())]))
-    assert refusal(answer) == (400, "invalid_image")
-    assert system.encoder.jobs == []
-    assert (await system.post(chat([image_part(image_bytes(size=(5, 4)))]))).status_code == 200
-
-
-async def test_an_image_that_no_job_can_name(system: System) -> None:
-    answer = await system.post(chat([image_part(hostile_chunks.bmp_header(2_000_000, 1))]))
-    assert refusal(answer) == (413, "image_too_large")
 
 
 async def test_an_order_that_fails_in_the_gateway_is_answered_at_once(

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment, process_of
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL
 from tests.support.hostile.fields import HostileRequests, targets
 from tests.support.hostile.fuzzing import fuzz
 from tests.support.hostile.loop_probe import probe_environment, read_stops

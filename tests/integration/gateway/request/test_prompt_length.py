@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_gateway.proxy import upstream
@@ -108,20 +106,6 @@ async def test_without_an_answer_the_request_goes_on(limited: System) -> None:
     answer = await limited.post(chat({"type": "text", "text": "word " * MAX_MODEL_LEN}, image(1, 5, 4)))
     assert answer.status_code == 200
     assert len(limited.prefill_decode.tokenized) == 1
-
-
-async def test_what_prefill_decode_refuses_has_the_same_form(limited: System) -> None:
-    limited.prefill_decode.behaviour = "too_long"
-    assert refusal(await limited.post(chat("words"))) == TOO_LONG
-    with pytest.raises(openai.BadRequestError) as caught:
-        await limited.ask("words")
-    assert caught.value.code == "context_length_exceeded"
-
-
-async def test_truncation_is_refused_beside_media(limited: System) -> None:
-    answer = await limited.post(chat(image(1, 5, 4), truncate_prompt_tokens=10))
-    assert refusal(answer) == (400, "unsupported", "truncate_prompt_tokens")
-    assert limited.encoder.jobs == []
 
 
 # ---- what callers have tokenized ------------------------------------------------------------------

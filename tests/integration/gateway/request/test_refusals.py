@@ -1,15 +1,12 @@
 """Bad input over HTTP: the right 4xx, in OpenAI's format, naming the item; the service goes on."""
 
-import base64
-import zlib
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes, image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.system import System
 
 URL = "messages[0].content[1].image_url.url"
@@ -30,55 +27,17 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return dict(error)
 
 
+# What else is refused: tests/unit/gateway/request, fetch/test_urls.py
 BAD: list[tuple[Any, int, str, str | None]] = [
     (b"{", 400, "invalid_json", None),
-    (b"[]", 400, "invalid_json", None),
     (chat("x") | {"model": "other"}, 404, "model_not_found", "model"),
     ({"model": MODEL}, 400, "missing_field", "messages"),
-    ({"model": MODEL, "messages": []}, 400, "invalid_value", "messages"),
-    (
-        {"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]},
-        400,
-        "unknown_role",
-        "messages[0].role",
-    ),
-    (
-        chat([{"type": "text", "text": "x"}, {"type": "image_url"}]),
-        400,
-        "missing_image_url",
-        "messages[0].content[1].image_url",
-    ),
     (with_image("data:image/png;base64,@@@@"), 400, "invalid_base64", URL),
     (with_image(data_url(b"these are no pixels")), 400, "invalid_image", URL),
-    (with_image(data_url(image_bytes()[:16])), 400, "invalid_image", URL),
     (with_image("https://127.0.0.1/a.png"), 400, "url_not_allowed", URL),
-    (with_image("http://[::ffff:169.254.169.254]/latest/meta-data/"), 400, "url_not_allowed", URL),
-    (with_image("http://user@example.org/a.png"), 400, "url_not_allowed", URL),
-    (with_image("https://example.org:22/a.png"), 400, "url_not_allowed", URL),
-    (with_image("http://0x7f.1/a.png"), 400, "invalid_image_url", URL),
     (with_image("file:///etc/passwd"), 400, "url_not_allowed", URL),
-    (with_image("ftp://example.org/a.png"), 400, "invalid_image_url", URL),
     (chat("<|vision_start|><|image_pad|><|vision_end|>"), 400, "placeholder_in_text", "messages[0].content"),
-    (
-        chat([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]),
-        400,
-        "unsupported_media",
-        "messages[0].content[0].video_url.url",
-    ),
-    (chat([{"type": "smell", "smell": "x"}]), 400, "unknown_content_part", "messages[0].content[0].type"),
-    (
-        chat([{"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 2, 2]}, "uuid": "a" * 64}]),
-        400,
-        "embeds_not_allowed",
-        "messages[0].content[0].type",
-    ),
-    (chat("x", ec_transfer_params={"request_id": "r"}), 400, "field_not_allowed", "ec_transfer_params"),
-    (
-        chat([image_part()] * 17),
-        400,
-        "too_many_items",
-        "messages[0].content[16].image_url.url",
-    ),
+    (chat([image_part()] * 17), 400, "too_many_items", "messages[0].content[16].image_url.url"),
 ]
 
 
@@ -113,17 +72,6 @@ async def test_limits(system: System) -> None:
     assert (chunked.status_code, error_of(chunked)["code"]) == (413, "body_too_large")
 
 
-async def test_framework_errors_have_the_format_too(system: System) -> None:
-    for method, path, status, code in [
-        ("GET", "/nothing/here", 404, "not_found"),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
-        ("GET", "/v1/models/unknown", 404, "model_not_found"),
-        ("GET", "/internal/media/guess", 404, "media_gone"),
-    ]:
-        answer = await system.http.request(method, path)
-        assert (answer.status_code, error_of(answer)["code"]) == (status, code)
-
-
 async def test_the_openai_client_understands(system: System) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await system.ask([{"type": "image_url", "image_url": {"url": data_url(b"no")}}], stream=True)
@@ -133,11 +81,3 @@ async def test_the_openai_client_understands(system: System) -> None:
         await system.openai.chat.completions.create(
             model="other", messages=[{"role": "user", "content": "x"}]
         )
-
-
-async def test_an_image_whose_pixels_are_broken_is_found_by_the_encoder(system: System) -> None:
-    """The header is fine, so it is the encoder that refuses; see test_failures for its answer."""
-    whole = image_bytes(size=(64, 64))
-    cut = whole[: whole.index(b"IDAT") + 6] + zlib.compress(b"")
-    answer = await system.post(with_image("data:image/png;base64," + base64.b64encode(cut).decode()))
-    assert answer.status_code == 200  # the fake encoder reads the header only

@@ -14,9 +14,8 @@ from PIL import ImageFile
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.process import environment, process_of
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.gateway.system import System
 from tests.support.waiting import free_port, until, until_async
 from triptych_common.bus import AsyncBus

@@ -9,10 +9,8 @@ import pytest
 
 from tests.integration.gateway.responses.test_responses import IMAGE, OTHER, TEXT, user
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, send_encode_needed
-from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.media_samples import image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import StoredResponses

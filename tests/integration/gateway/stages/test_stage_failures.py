@@ -23,16 +23,6 @@ async def test_another_prefills(staged: Staged, behaviour: str) -> None:
     assert await staged.total("stage_retries_total", stage="prefill") >= 1
 
 
-async def test_one_that_is_gone_costs_time_alone(staged: Staged) -> None:
-    other = await staged.another_prefill()
-    staged.prefill.port = 1
-    assert staged.prefill.registration is not None
-    await staged.prefill.registration.update(url="http://127.0.0.1:1")
-    await staged.system.refresh()
-    assert [await streamed(staged, [IMAGE, TEXT]) for _ in range(2)] == [ANSWER] * 2
-    assert len(other.bodies) == 2
-
-
 async def test_what_is_wrong_with_the_request_is_told(staged: Staged) -> None:
     await staged.another_prefill()
     staged.prefill.behaviour = staged.decode.prefills[1].behaviour = "refuse"
@@ -145,14 +135,6 @@ async def test_a_stream_that_shows_no_token_goes_on(staged: Staged) -> None:
     staged.decode.release.set()
     words = [chunk.choices[0].delta.content or "" async for chunk in chunks]
     assert "".join(words).strip() == WORDS
-
-
-@pytest.mark.parametrize("behaviour", ["die", "error_late"])
-async def test_after_the_first_token_the_stream_ends_with_an_error(staged: Staged, behaviour: str) -> None:
-    staged.decode.behaviour = behaviour
-    with pytest.raises(openai.APIError, match="broke off"):
-        await streamed(staged, [IMAGE, TEXT])
-    assert len(staged.prefill.bodies) == 1
 
 
 @pytest.mark.parametrize("where", ["prefill", "decode", "stream"])

@@ -11,8 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.integration.gateway.stages.conftest import Staged
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import without_encoders
-from tests.support.gateway.media_samples import image_part
-from tests.support.gateway.serving import MODEL
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
 from tests.support.gateway.spans import exported_spans
 from tests.support.waiting import until
 from triptych_common.protocol.messages import KvTransfer, Role
@@ -155,3 +154,97 @@ async def test_halves_that_do_not_fit_serve_nothing(staged: Staged) -> None:
     await staged.system.refresh()
     assert (await staged.system.http.get("/health")).status_code == 503
     assert staged.system.gateway.view.models == []
+
+
+# ---- the next turn goes where the last one was decoded, while it is held -------------------------
+async def say(staged: Staged, messages: list[dict[str, Any]], text: str | None = None) -> None:
+    """One turn; the answer, and `text` if there is some, are in `messages` afterwards."""
+    answer = await staged.system.openai.chat.completions.create(model=MODEL, messages=messages)  # type: ignore[arg-type]
+    messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+    if text is not None:
+        messages.append({"role": "user", "content": text})
+
+
+def sent(staged: Staged) -> tuple[int, int]:
+    return len(staged.prefill.bodies), len(staged.decode.bodies)
+
+
+async def test_a_new_turn_of_text_needs_no_prefill(staged: Staged) -> None:
+    staged.decode.holds_items = True
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(3), TEXT]}]
+    await say(staged, messages, "and then?")
+    assert sent(staged) == (1, 1)
+    await say(staged, messages, "and then?")
+    await say(staged, messages)
+    assert sent(staged) == (1, 3)
+    assert "kv_transfer_params" not in staged.decode.bodies[-1]
+    assert staged.decode.bodies[-1]["ec_transfer_params"]["items"]
+    assert len(staged.system.encoder.jobs) == 1
+    assert await staged.total("routes_total", way="decode", reason="prefix_held") == 2
+
+
+async def test_what_it_holds_no_more_is_prefilled(staged: Staged) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(3), TEXT]}]
+    await say(staged, messages, "and then?")
+    await say(staged, messages)
+    assert sent(staged) == (2, 3)
+    assert await staged.total("stage_retries_total", stage="decode", reason="prefix_not_held") == 1
+    assert staged.prefill.kept == {}
+
+
+async def test_a_new_item_is_prefilled(staged: Staged) -> None:
+    staged.decode.holds_items = True
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(3), TEXT]}]
+    await say(staged, messages)
+    messages.append({"role": "user", "content": [image_part(4), TEXT]})
+    await say(staged, messages)
+    assert sent(staged) == (2, 2)
+
+
+async def test_much_new_text_is_prefilled(staged: Staged) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    await say(staged, messages, "and then? " * 2000)
+    await say(staged, messages)
+    assert sent(staged) == (2, 2)
+
+
+# ---- responses -----------------------------------------------------------------------------------
+INPUT_IMAGE = {"type": "input_image", "image_url": data_url(image_bytes(3))}
+WITH_IMAGE = [{"role": "user", "content": [INPUT_IMAGE, {"type": "input_text", "text": "what is it"}]}]
+
+
+async def respond(staged: Staged, asked: Any, **options: Any) -> tuple[int, dict[str, Any]]:
+    body = {"model": MODEL, "input": asked, **options}
+    answer = await staged.system.http.post("/v1/responses", json=body)
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("asked", ["hello", WITH_IMAGE])
+async def test_a_response_is_divided(staged: Staged, asked: Any) -> None:
+    status, response = await respond(staged, asked, max_output_tokens=9)
+    assert (status, response["status"]) == (200, "completed"), response
+    assert "kv_transfer_params" not in response
+    (first,), (second,) = staged.prefill.bodies, staged.decode.bodies
+    assert (first["max_output_tokens"], first["store"], first["stream"]) == (1, False, False)
+    assert (second["max_output_tokens"], second["request_id"]) == (9, first["request_id"])
+    assert len(staged.decode.taken) == 1
+    stream = await staged.system.openai.responses.create(model=MODEL, input=asked, stream=True)
+    events = [each.type async for each in stream]
+    assert (events[0], events[-1]) == ("response.created", "response.completed")
+    assert len(staged.decode.taken) == 2
+
+
+async def test_a_stored_one_is_gone_on_from_where_it_was_decoded(staged: Staged) -> None:
+    staged.decode.stores_responses = True
+    assert staged.decode.registration is not None
+    await staged.decode.registration.update(stores_responses=True)
+    await staged.system.refresh()
+    _, first = await respond(staged, "hello")
+    status, second = await respond(staged, "and then?", previous_response_id=first["id"])
+    assert status == 200, second
+    assert (len(staged.prefill.bodies), len(staged.decode.bodies)) == (1, 2)
+    status, refused = await respond(staged, WITH_IMAGE, previous_response_id=first["id"])
+    assert (status, refused["error"]["code"]) == (400, "unsupported")
+    _, of_image = await respond(staged, WITH_IMAGE)
+    status, missing = await respond(staged, "and then?", previous_response_id=of_image["id"])
+    assert (status, missing["error"]["code"]) == (404, "response_not_found")

@@ -1,15 +1,19 @@
 """Items in another store than where they are needed: a real gateway and Redis, fake stores and agents."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.support.gateway.fake_fabric import SILENT
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.hosts import (
     ANSWER,
     ENCODERS,
+    OTHER,
     TARGET,
     Hosts,
     body,
@@ -25,6 +29,12 @@ from triptych_common.coordination import EntryDirectory, NotedPlace
 from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
+
+
+@pytest.fixture
+async def hosts(redis_url: str, tmp_path: Path) -> AsyncIterator[Hosts]:
+    async with opened_hosts(redis_url, tmp_path) as opened:
+        yield opened
 
 
 # ---- a new item -----------------------------------------------------------------------------------
@@ -201,3 +211,76 @@ async def test_the_instance_whose_store_has_the_items_is_chosen(hosts: Hosts) ->
             assert text_of(await other.post(body(1))) == ANSWER
     assert len(near.bodies) == 3
     assert len(hosts.source.orders) == 1
+
+
+# ---- a transfer that fails, in every way: it comes from elsewhere, or there is one error ---------
+@pytest.mark.parametrize("kind", TransferFailureKind)
+async def test_after_a_failure_it_comes_another_time(hosts: Hosts, kind: TransferFailureKind) -> None:
+    hosts.source.failures = [kind]
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    assert len(hosts.source.orders) == 2
+    assert hosts.source.orders[0].transfer_id != hosts.source.orders[1].transfer_id
+
+
+async def test_without_another_source_it_is_encoded_again_near_the_target_and_then_anywhere(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, asked_near = hosts.system.gateway.orders, list[str | None]()
+    order_near = orders.order_near
+
+    def note(mm_hash: MmHash, store: str | None) -> None:
+        asked_near.append(store)
+        order_near(mm_hash, store)
+
+    monkeypatch.setattr(orders, "order_near", note)
+    await hosts.system.post(body(1))
+    await evict_at_target(hosts)
+    hosts.source.failures = [TransferFailureKind.UNREACHABLE] * 2
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    assert asked_near == [TARGET, None]
+    assert (len(hosts.source.orders), hosts.num_encodes) == (4, 1)
+
+
+async def test_when_no_attempt_is_left_the_request_fails_with_one_error(hosts: Hosts) -> None:
+    hosts.source.failures = [TransferFailureKind.TARGET_FULL] * 3
+    answer = await hosts.system.post(body(1))
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "transfer_failed"
+    assert "messages[0].content[0]" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+    assert len(hosts.source.orders) == 3
+    assert text_of(await hosts.system.post(body(1))) == ANSWER, "the next one begins anew"
+
+
+async def test_without_an_agent_it_is_the_same_error(redis_url: str, tmp_path: Path) -> None:
+    async with opened_hosts(redis_url, tmp_path, agents=()) as hosts:
+        answer = await hosts.system.post(body(1))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "transfer_failed")
+        await hosts.add_agent(ENCODERS)
+        assert text_of(await hosts.system.post(body(1))) == ANSWER
+
+
+async def test_an_agent_that_begins_another_life_gets_the_order_again(hosts: Hosts) -> None:
+    hosts.source.failures = [SILENT]
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(hosts.system.post(body(1)))
+        await until(lambda: hosts.source.orders)
+        assert hosts.source.registration is not None
+        await hosts.source.registration.update(boot_id="boot-2")
+        await hosts.system.refresh()
+    assert text_of(asked.result()) == ANSWER
+    assert len(hosts.source.orders) == 2
+
+
+async def test_a_request_that_goes_to_another_instance_has_its_items_brought_there(hosts: Hosts) -> None:
+    other = await hosts.add_instance("pd-1", OTHER)
+    hosts.system.prefill_decode.behaviour = "busy"  # 503: another one is tried
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    assert len(other.bodies) == 1
+    assert hosts.source.orders[-1].target == OTHER
+
+
+async def test_a_caller_that_leaves_takes_its_transfer_along(hosts: Hosts) -> None:
+    hosts.source.failures = [SILENT]
+    with pytest.raises(httpx.ReadTimeout):
+        await hosts.system.http.post("/v1/chat/completions", json=body(1, stream=True), timeout=0.5)

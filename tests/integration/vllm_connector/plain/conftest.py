@@ -1,7 +1,5 @@
 """A real store, and engines with both sides of the plain connector."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,13 @@ import pytest
 from tests.support.stores import StoreProcess
 from tests.support.vllm_connector.plain_engine import PlainEngine
 
-SHARED_MEMORY = Path("/dev/shm")
-
 
 @pytest.fixture
-def stopped_store() -> Iterator[StoreProcess]:
+def stopped_store(run_dir: Path) -> Iterator[StoreProcess]:
     """Not started yet."""
-    directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    run_dir = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=directory))
     store = StoreProcess(run_dir, region_bytes=2 << 20)
     yield store
     store.close()
-    shutil.rmtree(run_dir)
 
 
 @pytest.fixture

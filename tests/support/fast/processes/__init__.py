@@ -7,6 +7,6 @@ prefill_decode  a server around decode_engine, which stands in for prefill_decod
 kept_caches       KV caches that it keeps for others, where it only prefills
 stages          a server in place of an instance that only decodes
 tensors         what both compute
-points          fault points: where the steps of the protocol are noticed; fabric_points: between two agents
+points          fault points: where the steps of the protocol are noticed; between two agents: mains
 tally           how often which item was encoded in which job
 """

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from tests.support.hosts.entering import enter_namespace
+from tests.support.hosts.namespaces import enter_namespace
 
 
 @dataclass(frozen=True)

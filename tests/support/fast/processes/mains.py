@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import triptych_cache_store.__main__ as cache_store
 import triptych_fabric.__main__ as fabric
 import triptych_gateway.__main__ as gateway
 from tests.support.fast.processes.encode_engine import FastEncodeEngine
-from tests.support.fast.processes.fabric_points import watch_fabric
+from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING, reach
 from tests.support.fast.processes.prefill_decode import FastPrefillDecodeSettings, config_of
 from tests.support.fast.processes.prefill_decode import serve as serve_prefill_decode
 from tests.support.fast.processes.stages import FastDecodeSettings
@@ -20,6 +21,49 @@ from triptych_common.runtime import StopSignal, run_service
 from triptych_common.telemetry import setup_logging, setup_service_tracing
 from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
+
+
+def watch_fabric() -> None:
+    """In an agent's process, before it starts."""
+    from triptych_fabric.wire import connection, frames
+
+    steps = {
+        frames.FrameKind.OFFER: "offer",
+        frames.FrameKind.ACCEPTED: "accept",
+        frames.FrameKind.PRESENT: "accept",
+        frames.FrameKind.CHUNK: "bytes",
+        frames.FrameKind.STORED: "stored",
+    }
+
+    class WatchedSide:
+        """A side of a connection."""
+
+        def __init__(self, side: Any) -> None:
+            self._side = side
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._side, name)
+
+        def next_frame(self, now: float) -> Any:
+            head, chunk, pause_s = self._side.next_frame(now)
+            if head and (step := steps.get(head[0])) is not None:  # a header begins with its kind
+                reach(step, SENDING)
+            return head, chunk, pause_s
+
+        def on_frame(self, header: Any, body: bytes) -> None:
+            step = steps.get(header.kind)
+            if step is not None:
+                reach(step, RECEIVED)
+            self._side.on_frame(header, body)
+            if step is not None:
+                reach(step, HANDLED)
+
+    original = connection.FabricConnection.__init__
+
+    def watched_init(self: Any, name: str, channel: Any, side: Any, *rest: Any, **more: Any) -> None:
+        original(self, name, channel, cast(Any, WatchedSide(side)), *rest, **more)
+
+    connection.FabricConnection.__init__ = watched_init  # type: ignore[method-assign]
 
 
 class FastEncoderSettings(EncoderSettings):

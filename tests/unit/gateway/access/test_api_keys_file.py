@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tests.support.gateway.key_samples import entry, sha256
+from tests.support.gateway.samples import entry, sha256
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.domain.hashing import tenant_salt
 from triptych_gateway.access import auth

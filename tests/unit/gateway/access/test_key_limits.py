@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.key_samples import entry
+from tests.support.gateway.samples import entry
 from triptych_common.coordination import RateCharge
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.auth import ApiKeysFileError, read_api_keys_file

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.gateway.header_bombs import BOMBS, HONEST, SIZE
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.samples import image_bytes
 from tests.support.hostile import chunks
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS

@@ -18,7 +18,7 @@ import orjson
 import pytest
 from PIL import Image
 
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from tests.support.hostile.chunks import jpeg_that_is_fli
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import tenant_salt

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.table import CREATE_RESPONSE
 from triptych_gateway.request.chat_request import parse_chat_request

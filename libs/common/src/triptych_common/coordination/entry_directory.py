@@ -1,7 +1,7 @@
 """Directory of entries: which stores have an entry, as far as gateways know.
 
 Only a hint: an entry may have been evicted since, and the store may have restarted
-(`EntryPlace.generation`). Bounded as the sizes are (`shared_sizes`): a hash and the order of its fields, the
+(`EntryPlace.generation`). Bounded as the sizes are (`SharedSizes`): a hash and the order of its fields, the
 oldest go first, and without new ones all of it expires. Used only where several stores are registered.
 
 Each value is text, one line for each store: `STORE GENERATION NUM_BYTES`.

@@ -1,4 +1,4 @@
-"""A real cache_store daemon on a tmpfs, and clients of it."""
+"""A folder on a tmpfs, and real cache_store daemons in it."""
 
 import shutil
 import tempfile
@@ -14,6 +14,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
+    """Its path is short, as those of sockets have to be."""
     directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     path = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=directory))
     yield path
@@ -37,4 +38,10 @@ def make_daemon(run_dir: Path) -> Iterator[Callable[..., StoreProcess]]:
 
 @pytest.fixture
 def daemon(make_daemon: Callable[..., StoreProcess]) -> StoreProcess:
+    return make_daemon()
+
+
+@pytest.fixture
+def store(make_daemon: Callable[..., StoreProcess]) -> StoreProcess:
+    """A daemon, as tests of its clients call it."""
     return make_daemon()
