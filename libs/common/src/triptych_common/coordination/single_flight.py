@@ -1,6 +1,6 @@
 """Single flight: which encoder works on an item, and which requests wait for it, over all gateways.
 
-A flight is a hash in Redis, on Redis' clock; `flight_state` draws its states. The first to claim it
+A flight is a hash in Redis, on Redis' clock, with the states of `ALLOWED`. The first to claim it
 publishes the job, most often with the claim itself; all others join, and receive what the first one
 receives. The encoder starts the job when it knows the item's size: it learns the requesters, and leaves its
 metadata here for those that join later, so that none misses them. It asks again before it publishes

@@ -1,4 +1,4 @@
-"""Sizes of items, from `EncoderCacheMetadata`: in memory, over those in Redis (`coordination.entry_directory`).
+"""Sizes of items, from `EncoderCacheMetadata`: in memory, over those in Redis (`SharedSizes`).
 
 The rows and what else is in them follow from the mm_hash alone (it holds the namespace digest and every
 option). Only how a video is divided may change: an encoder that starts again may find that it divides no
