@@ -106,14 +106,6 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(places.take_changed()) == 100
 
 
-def test_where_one_store_is_registered_nothing_is_kept() -> None:
-    places = ItemPlaces(lambda: False)
-    places.note_metadata(metadata(sealed=True))
-    places.note_sealed(A, "job-1")
-    assert places.find(A) is None
-    assert places.take_changed() == []
-
-
 def test_a_copy_of_what_is_known_tells_nothing_new(places: ItemPlaces) -> None:
     """Its encoder may have died since: who takes the job over says so itself."""
     places.note_metadata(metadata(), is_copy=True)
