@@ -201,6 +201,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                             media_threads,
                             fetcher,
                             NamedItems(ItemNames(bus), media_threads),
+                            metrics,
                         ),
                         orders,
                         decisions,

@@ -141,7 +141,7 @@ async def take_all(
 ) -> tuple[TakenItem, ...]:
     """By a gateway that fetches nothing."""
     fetcher = MediaFetcher(None, None, None, threads, GatewayMetrics(), 1.0)
-    intake = MediaIntake(limits, threads, fetcher, NAMELESS)
+    intake = MediaIntake(limits, threads, fetcher, NAMELESS, GatewayMetrics())
     return await intake.take_items(request, "owner", digest, time.monotonic() + 10, lambda _: None)
 
 
@@ -278,7 +278,7 @@ class FailingFetcher:
 
 async def test_a_failed_fetch_keeps_nothing(threads: ThreadPoolExecutor) -> None:
     fetcher = FailingFetcher()
-    intake = MediaIntake(LIMITS, threads, cast("MediaFetcher", fetcher), NAMELESS)
+    intake = MediaIntake(LIMITS, threads, cast("MediaFetcher", fetcher), NAMELESS, GatewayMetrics())
     gc.disable()
     try:
         with pytest.raises(RequestError):

@@ -22,6 +22,7 @@ from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
+from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import KnownFile, MediaPart
 from triptych_gateway.request.data_url import check_data_url, too_large
@@ -127,6 +128,7 @@ class MediaIntake:
     threads: Executor
     fetcher: MediaFetcher
     named: NamedItems
+    metrics: GatewayMetrics
 
     async def take_items(
         self, request: ChatRequest, owner: str, namespace_digest: str, deadline: float, on_growth: OnGrowth
@@ -221,6 +223,8 @@ class MediaIntake:
             if not isinstance(contents.get(item.mm_hash), bytes):  # a file may be deleted, bytes are here
                 contents[item.mm_hash] = item.content
             taken[part.item_index] = replace(item, content=contents[item.mm_hash])
+            if part.place:
+                self.metrics.item_bytes.labels(part.modality.value).observe(item.num_bytes)
             request.drop_text(part)
 
         for part in request.media:
@@ -231,11 +235,11 @@ class MediaIntake:
                 continue
             fetch = fetches.get(part.item_index)
             fetched = None if fetch is None else await fetch
-            add(
-                await loop.run_in_executor(
+            with self.metrics.check_s.labels(part.modality.value).time():
+                item = await loop.run_in_executor(
                     self.threads, self._take, part, fetched, request, namespace_digest
                 )
-            )
+            add(item)
         if any(part.uuid is not None for part in request.media):
             sent = {index: item.facts for index, item in taken.items()}
             await self.named.exchange(owner, request.media, sent)
