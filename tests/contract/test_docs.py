@@ -21,6 +21,7 @@ from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
 from triptych_fabric.settings import FabricSettings
 from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.request.named_items import MediaFacts
 from triptych_gateway.settings import GatewaySettings
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
@@ -98,6 +99,10 @@ def test_protocol_lists_the_failure_codes() -> None:
 
 def test_protocol_lists_the_cached_sizes() -> None:
     assert rows(sections(PROTOCOL)["ItemSizes"]) == set(ItemSizes.model_fields)
+
+
+def test_protocol_lists_the_facts_of_named_items() -> None:
+    assert rows(sections(PROTOCOL)["MediaFacts"]) == set(MediaFacts.model_fields)
 
 
 def test_protocol_lists_every_stream_and_key() -> None:

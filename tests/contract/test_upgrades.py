@@ -24,6 +24,7 @@ from triptych_common.protocol.errors import UnsupportedVersionError
 from triptych_fabric.wire import frames, handshake
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.files.file_record import FileRecord
+from triptych_gateway.request.named_items import MediaFacts
 from triptych_gateway.responses.response_index import ResponseRecord
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,7 +34,7 @@ TYPES: tuple[type[BaseModel], ...] = (
     *get_args(get_args(store.StoreCommand)[0]), *get_args(get_args(store.StoreReply)[0]),
     frames.Offer, frames.OfferFailed, handshake.LinkHello, handshake.LinkChallenge, handshake.LinkProof,
     handshake.LinkWelcome, handshake.LinkRefusal,
-    ItemSizes, FileRecord, ResponseRecord,
+    ItemSizes, FileRecord, ResponseRecord, MediaFacts,
 )  # fmt: skip
 PROSE = {"title", "description", "default"}
 

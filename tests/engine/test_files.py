@@ -4,6 +4,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import openai
 import pytest
 
 from tests.support.real.gateways import another_gateway
@@ -50,3 +51,26 @@ def test_one_upload_and_one_encode_over_a_restart(system: System, strips: Module
     expected = [system.ask([image_part(strip.png), {"type": "text", "text": text}]) for text in QUESTIONS]
     assert [answer.token_ids for answer, _ in asked] == [answer.token_ids for answer in expected]
     assert system.store_stats().num_seals_total == sealed + 1  # the same item by data URL
+
+
+def test_an_item_named_by_uuid_is_encoded_once_and_answered_as_if_sent(
+    system: System, strips: ModuleType
+) -> None:
+    first, second = strips.held_out_strips(2, seed=73)
+    texts = [{"type": "text", "text": text} for text in QUESTIONS]
+    sealed = system.store_stats().num_seals_total
+    system.ask(
+        [{**image_part(second.png), "uuid": "second"}, {**image_part(first.png), "uuid": "first"}, texts[0]]
+    )
+    wait_until(lambda: system.store_stats().num_seals_total == sealed + 2, SEALED_LIMIT_S, "both are encoded")
+    names = [{"type": "image_url", "image_url": None, "uuid": uuid} for uuid in ("first", "second")]
+    for name, strip, text in zip(names, (first, second), texts[1:], strict=True):
+        answer, stages = ask(system, name, text["text"])
+        assert not [stage for stage in stages if stage.startswith("encoder.")], stages
+        assert answer.token_ids == system.ask([image_part(strip.png), text]).token_ids
+    both = system.ask([*names, texts[0]])
+    assert both.token_ids == system.ask([image_part(first.png), image_part(second.png), texts[0]]).token_ids
+    assert system.store_stats().num_seals_total == sealed + 2
+    with pytest.raises(openai.BadRequestError) as raised:
+        system.ask([{**names[0], "uuid": "third"}, texts[0]])
+    assert raised.value.code == "unknown_item"

@@ -84,6 +84,9 @@ async def test_what_a_job_goes_through_is_counted_and_timed(
     assert now.total("triptych_encoder_seals_total") == 1
     assert now.total("triptych_encoder_store_hits_total", **images) == 1
     assert now.total("triptych_encoder_media_bytes_total", **images) == 3 * len(b"media")
+    assert now.total("triptych_encoder_item_bytes_count", **images) == 3
+    assert now.total("triptych_encoder_item_bytes_sum", **images) == 3 * len(b"media")
+    assert now.total("triptych_encoder_decode_seconds_count", **images) == 2  # one was refused
     assert now.total("triptych_encoder_takeovers_total") == 0
     for stage, times in {"queue": 3, "preprocess": 3, "reserve": 2, "gate": 1, "encode": 1}.items():
         assert now.total(f"triptych_encoder_{stage}_seconds_count", **images) == times, stage

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.integration.gateway.chat.test_chat import image, text
-from tests.support.gateway.samples import DIGEST, MODEL
+from tests.support.gateway.samples import DIGEST, MODEL, image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import until
@@ -75,6 +75,17 @@ async def test_latencies_by_route_model_and_modality(system: System) -> None:
     assert now.total(f"{name}time_to_first_token_seconds_count", **of_image) == 0  # not streamed
     assert now.total(f"{name}e2e_request_latency_seconds_count", **of_image) == 1
     assert now.total(f"{name}items_per_request_sum", modality="image") == 1
+
+
+async def test_what_media_weigh_and_what_their_check_takes_by_modality(system: System) -> None:
+    num_bytes = len(image_bytes(7)) + len(image_bytes(9))
+    await system.ask([text("what"), image(7), image(9)])
+    now = await scraped(system)
+    images = {"modality": "image"}
+    assert now.total("triptych_gateway_item_bytes_count", **images) == 2
+    assert now.total("triptych_gateway_item_bytes_sum", **images) == num_bytes
+    assert now.total("triptych_gateway_item_check_seconds_count", **images) == 2
+    assert now.total("triptych_gateway_fetch_seconds_count") == 0  # none was named by URL
 
 
 async def test_encodes_caches_and_failures(system: System) -> None:

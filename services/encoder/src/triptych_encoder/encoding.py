@@ -68,6 +68,7 @@ class PreparedItem:
     width: int  # columns
     record: ItemRecord  # for the language model
     pieces: tuple["PreparedItem", ...] = ()  # of the record's rows, in order, each to be encoded by itself
+    decode_s: float = 0.0  # seconds that its media took to decode
 
 
 class Encoder(Protocol):

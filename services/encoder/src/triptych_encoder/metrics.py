@@ -1,6 +1,6 @@
 """Metrics of the encoder, served on its host's port or socket (`docs/reference/metrics.md`)."""
 
-from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
+from triptych_common.telemetry.metrics import BYTES_BUCKETS, NUMBER_BUCKETS, Metrics
 
 
 class EncoderMetrics:
@@ -33,7 +33,15 @@ class EncoderMetrics:
             "encoder_queue_seconds", "Seconds from a job's publication to its start here", ("modality",)
         )
         self.fetch_s = metrics.histogram(
-            "encoder_fetch_seconds", "Seconds to fetch media from a gateway; media inside jobs do not count"
+            "encoder_fetch_seconds",
+            "Seconds to fetch media from a gateway; media inside jobs do not count",
+            ("modality",),
+        )
+        self.item_bytes = metrics.histogram(
+            "encoder_item_bytes", "Bytes of an item's media", ("modality",), buckets=BYTES_BUCKETS
+        )
+        self.decode_s = metrics.histogram(
+            "encoder_decode_seconds", "Seconds of decoding an item's media, without waits", ("modality",)
         )
         self.preprocess_s = metrics.histogram(
             "encoder_preprocess_seconds",

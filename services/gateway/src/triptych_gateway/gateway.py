@@ -13,6 +13,7 @@ from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import (
     EntryDirectory,
+    ItemNames,
     Registration,
     Registry,
     RequestCounts,
@@ -52,6 +53,7 @@ from triptych_gateway.request.chat_request import RequestOptions, RequestParser
 from triptych_gateway.request.image_header import ImageLimits
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake
+from triptych_gateway.request.named_items import NamedItems
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
@@ -194,7 +196,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     text_parser=TextParser(guard, settings, options, body_threads),
                     media=MediaServices(
                         files,
-                        MediaIntake(media_limits, media_threads, fetcher),
+                        MediaIntake(
+                            media_limits,
+                            media_threads,
+                            fetcher,
+                            NamedItems(ItemNames(bus), media_threads),
+                            metrics,
+                        ),
                         orders,
                         decisions,
                         final_acks,

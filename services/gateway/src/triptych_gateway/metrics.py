@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics, PlainSeries
+from triptych_common.telemetry.metrics import BYTES_BUCKETS, NUMBER_BUCKETS, Metrics, PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
@@ -162,6 +162,14 @@ class GatewayMetrics:
             ("modality",),
             buckets=NUMBER_BUCKETS,
         )
+        self.item_bytes = self.metrics.histogram(
+            "gateway_item_bytes", "Bytes of a media item", ("modality",), buckets=BYTES_BUCKETS
+        )
+        self.check_s = self.metrics.histogram(
+            "gateway_item_check_seconds",
+            "Base64, header and digest of a media item that a request brings",
+            ("modality",),
+        )
         self.items = self.metrics.counter(
             "gateway_items", "Media items: ordered, joined, sizes_known", ("how",)
         )
@@ -310,6 +318,9 @@ class GatewayMetrics:
             "Media items named by URL: fetched, joined, cached, revalidated, file; or why not: refused,"
             " too_large, failed, timeout, busy, over_limit, left",
             ("outcome",),
+        )
+        self.fetch_s = self.metrics.histogram(
+            "gateway_fetch_seconds", "Fetch of a media item by URL, waits included", ("modality",)
         )
         self.fetch_retries = self.metrics.counter(
             "gateway_fetch_retries", "Downloads of media that were tried again"

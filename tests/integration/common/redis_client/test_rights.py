@@ -24,6 +24,7 @@ from triptych_common.bus.inspection import delete_deployment, list_lags, peek
 from triptych_common.coordination import (
     BlobStore,
     EntryDirectory,
+    ItemNames,
     JobOffer,
     NotedPlace,
     RateCharge,
@@ -192,6 +193,15 @@ async def use_sizes(bus: AsyncBus) -> None:
     assert [await sizes.get(f"{number:064x}") for number in range(4)] == [None, None, b"{}", b"{}"]
 
 
+async def use_item_names(bus: AsyncBus) -> None:
+    names = ItemNames(bus)
+    sent = [(f"{number:064x}", b"{%d}" % number) for number in range(4)]
+    first, *rest = [digest for digest, _ in sent]
+    assert await names.exchange("owner", [(first, None), *sent, (first, None)]) == [None] * 5 + [b"{0}"]
+    assert await names.exchange("owner", [(each, None) for each in rest]) == [b"{1}", b"{2}", b"{3}"]
+    assert await names.exchange("other", [(first, None)]) == [None]
+
+
 async def use_directory(bus: AsyncBus) -> None:
     directory = EntryDirectory(bus, max_items=2, ttl_s=60)
     noted = NotedPlace(HASH, EntryPlace(store="store-0", generation=1, num_bytes=1))
@@ -239,6 +249,7 @@ async def use_everything(bus: AsyncBus, url: str) -> None:
     await use_jobs(bus, SingleFlight(bus))
     await use_registry(bus)
     await use_sizes(bus)
+    await use_item_names(bus)
     await use_directory(bus)
     await use_limits(bus)
     await asyncio.to_thread(use_blobs, url)

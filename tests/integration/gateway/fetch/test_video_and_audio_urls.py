@@ -62,6 +62,9 @@ async def test_what_a_url_leads_to_is_what_a_data_url_holds(
     for each in (part(kind, server.url(path)), part(kind, server.leading_to(server.url(path))), inline):
         answer = await system.ask([each])
         assert answer.choices[0].message.content.startswith(f"1x1x{len(content)} ")
+    sample = system.gateway.services.metrics.metrics.registry.get_sample_value
+    for name, times in {"fetch_seconds": 2, "item_check_seconds": 3, "item_bytes": 3}.items():
+        assert sample(f"triptych_gateway_{name}_count", {"modality": kind}) == times, name
     (job,) = system.encoder.jobs
     assert (job.modality, system.encoder.media) == (Modality(kind), [content])
     assert [sent(system, at) for at in range(3)] == [

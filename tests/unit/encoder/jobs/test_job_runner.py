@@ -85,6 +85,10 @@ async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(
 async def test_media_that_are_gone(bench: Bench) -> None:
     await bench.run(delivery_of(blob=None))
     assert bench.reporter.kinds == [FailureKind.MEDIA_GONE]
+    times = bench.metrics.metrics.registry.get_sample_value(
+        "triptych_encoder_fetch_seconds_count", {"modality": "image"}
+    )
+    assert times == 1  # a fetch that fails is timed, too
 
 
 @pytest.mark.parametrize("num_embeds", [98, 51])

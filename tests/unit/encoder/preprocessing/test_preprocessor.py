@@ -82,6 +82,7 @@ async def preprocessor(renderer: Renderer) -> Preprocessor:
 async def test_an_item_of_the_learned_form(preprocessor: Preprocessor) -> None:
     prepared = await preprocessor.prepare(JOB, PICTURE)
     assert (prepared.num_embeds, grid_of_record(prepared.record)) == (2, [1, 2, 4])
+    assert prepared.decode_s > 0
 
 
 async def test_an_item_of_another_form_does_not_reach_the_engine(

@@ -64,6 +64,36 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
             "missing_image_url",
             "messages[0].content[0].image_url.url",
         ),
+        (
+            chat([{**IMAGE, "uuid": 7}]),
+            "invalid_value",
+            "messages[0].content[0].uuid",
+        ),
+        (
+            chat([{"type": "video_url", "video_url": None, "uuid": "x" * 257}]),
+            "invalid_value",
+            "messages[0].content[0].uuid",
+        ),
+        (
+            chat([{"type": "image_url", "image_url": 7, "uuid": "a"}]),
+            "missing_image_url",
+            "messages[0].content[0].image_url",
+        ),
+        (
+            chat([{"type": "input_audio", "input_audio": 7, "uuid": "a"}]),
+            "missing_audio",
+            "messages[0].content[0].input_audio.data",
+        ),
+        (
+            chat([{"type": "image_url", "image_url": None, "uuid": ""}]),
+            "missing_image_url",
+            "messages[0].content[0].image_url",
+        ),
+        (
+            chat([{"type": "file", "uuid": "a"}]),
+            "unsupported_content_part",
+            "messages[0].content[0].file_id",
+        ),
         (chat([{"type": "text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
         (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
         (

@@ -31,11 +31,13 @@ from triptych_gateway.request.data_url import decode_data_url
 from triptych_gateway.request.image_header import ImageLimits, read_image_header
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake, TakenItem
+from triptych_gateway.request.named_items import NamedItems
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
 LIMITS = MediaLimits(max_item_bytes=10_000, image=ImageLimits(max_pixels=10_000, formats=("PNG", "JPEG")))
 DIGEST = "d" * 64
+NAMELESS = cast("NamedItems", None)  # no part here has a `uuid`
 
 
 @pytest.fixture
@@ -131,8 +133,8 @@ async def take_all(
 ) -> tuple[TakenItem, ...]:
     """By a gateway that fetches nothing."""
     fetcher = MediaFetcher(None, None, None, threads, GatewayMetrics(), 1.0)
-    intake = MediaIntake(limits, threads, fetcher)
-    return await intake.take_items(request, digest, time.monotonic() + 10, lambda _: None)
+    intake = MediaIntake(limits, threads, fetcher, NAMELESS, GatewayMetrics())
+    return await intake.take_items(request, "owner", digest, time.monotonic() + 10, lambda _: None)
 
 
 def chat_request(url: str, num_items: int) -> ChatRequest:
@@ -268,12 +270,16 @@ class FailingFetcher:
 
 async def test_a_failed_fetch_keeps_nothing(threads: ThreadPoolExecutor) -> None:
     fetcher = FailingFetcher()
-    intake = MediaIntake(LIMITS, threads, cast("MediaFetcher", fetcher))
+    intake = MediaIntake(LIMITS, threads, cast("MediaFetcher", fetcher), NAMELESS, GatewayMetrics())
     gc.disable()
     try:
         with pytest.raises(RequestError):
             await intake.take_items(
-                chat_request("https://example.org/1.png", 2), DIGEST, time.monotonic() + 10, lambda _: None
+                chat_request("https://example.org/1.png", 2),
+                "owner",
+                DIGEST,
+                time.monotonic() + 10,
+                lambda _: None,
             )
         await asyncio.sleep(0)
         assert [each() for each in fetcher.held] == [None, None]

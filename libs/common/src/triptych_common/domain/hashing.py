@@ -18,6 +18,7 @@ _ITEM_TAG = b"triptych.item.v2"
 _RAW_TAG = b"triptych.raw.v1"
 _PIECE_TAG = b"triptych.piece.v1"
 _PLAIN_TAG = b"triptych.plain.v1"
+_NAME_TAG = b"triptych.name.v1"
 _TENANT_CONTEXT = "triptych.tenant.v1"
 _OWNER_CONTEXT = "triptych.owner.v1"
 
@@ -97,6 +98,11 @@ def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None
         hasher.update(len(framed).to_bytes(8, "little"))
         hasher.update(framed)
     return hasher.hexdigest(16)
+
+
+def item_name(modality: str, uuid: str) -> str:
+    """Return the digest of a caller's `uuid` for an item of one modality: 64 hex digits."""
+    return _digest(_NAME_TAG, (modality.encode(), uuid.encode()))
 
 
 def raw_item_id(item: MmHash) -> str:

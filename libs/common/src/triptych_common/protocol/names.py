@@ -124,6 +124,10 @@ class StreamNames:
         """Key of a stored response's instance, owner and media; expires."""
         return self._key("response", response_id)
 
+    def item_name(self, owner: str, digest: str) -> str:
+        """Key of the item that `owner` named by a `uuid`, of which `digest` is made; expires."""
+        return self._key("item-name", owner, digest)
+
     def limit_levels(self, api_key_name: str) -> str:
         """Hash of an API key's used part of each rate per minute, by rate."""
         return self._tagged("limit-levels", api_key_name)

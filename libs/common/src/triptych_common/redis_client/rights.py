@@ -44,7 +44,7 @@ _SIZES, _TENSORS, _EXPIRY, _TOOLS = (
     "expiry",
     "operators' tools",
 )
-_LIMITS, _RESPONSES = "limits of API keys", "stored responses"
+_LIMITS, _RESPONSES = "limits of API keys", "stored responses, items by `uuid`"
 
 RIGHTS: tuple[Right, ...] = (
     Right("client|setname", "triptych", "names of connections"),

@@ -21,6 +21,7 @@ LATENCY_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 NUMBER_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+BYTES_BUCKETS = tuple(float(1 << power) for power in range(12, 29, 2))  # 4 KiB to 256 MiB
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 

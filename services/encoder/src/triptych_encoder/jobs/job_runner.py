@@ -353,6 +353,7 @@ class JobRunner:
                 raise JobFailure(FailureKind.BAD_MEDIA, str(error)) from error
             except PreprocessFailedError as error:
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
+        self._telemetry.on_prepared(job, prepared)
         if prepared.num_tokens >= self._engine.max_num_tokens:
             raise JobFailure(
                 FailureKind.TOO_LARGE,

@@ -14,6 +14,7 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.encoding import PreparedItem
 from triptych_encoder.jobs.active_job import JobState
 from triptych_encoder.metrics import EncoderMetrics
 
@@ -117,17 +118,22 @@ class JobTelemetry:
             if envelope.blob is not None:
                 yield
             else:
-                with self._metrics.fetch_s.time():
+                with self._metrics.fetch_s.labels(job.modality.value).time():
                     yield
 
     def on_media(self, job: EncodeJob, media: bytes) -> None:
         self._metrics.media_bytes.labels(job.modality.value).inc(len(media))
+        self._metrics.item_bytes.labels(job.modality.value).observe(len(media))
 
     @contextmanager
     def preprocessing(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
         """Time the decoding and the model's processor in the block."""
         with self._timed_span("encoder.preprocess", self._metrics.preprocess_s, job, envelope):
             yield
+
+    def on_prepared(self, job: EncodeJob, prepared: PreparedItem) -> None:
+        """Record how long a preprocessed item's media took to decode."""
+        self._metrics.decode_s.labels(job.modality.value).observe(prepared.decode_s)
 
     @contextmanager
     def reserving(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:

@@ -8,8 +8,9 @@ caller's text never has a library's own message.
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -168,8 +169,11 @@ class Preprocessor:
 
     def _work(self, job: EncodeJob, media: bytes) -> Rendered:
         """Decode and process one item. Blocks."""
+        began = time.perf_counter()
         decoded = self._decoders.decode(job, media)
-        return self._process(job.modality, decoded, job.mm_hash, job.mm_processor_kwargs)
+        decode_s = time.perf_counter() - began
+        rendered = self._process(job.modality, decoded, job.mm_hash, job.mm_processor_kwargs)
+        return replace(rendered, prepared=replace(rendered.prepared, decode_s=decode_s))
 
     def _process(
         self, modality: Modality, decoded: Any, mm_hash: str, processor_options: Mapping[str, Any]

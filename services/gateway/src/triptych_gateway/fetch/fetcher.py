@@ -186,7 +186,8 @@ class MediaFetcher:
             RequestError: naming `path`.
         """
         host = url.host if isinstance(url, FetchUrl) else ""
-        with span("gateway.fetch", attributes={"triptych.host": host}) as current:
+        seconds = self.metrics.fetch_s.labels(modality.value)
+        with seconds.time(), span("gateway.fetch", attributes={"triptych.host": host}) as current:
             outcome = "left"
             try:
                 content, outcome = await self._fetch(url, tenant_salt, deadline, on_growth)

@@ -136,6 +136,7 @@ class MultimodalRequest:
             num_before = booking.num_bytes
             self._items = items = await self._media.intake.take_items(
                 request,
+                context.caller.flow,
                 context.namespace_digest,
                 context.first_token_deadline,
                 lambda num: booking.resize(num_before + num),

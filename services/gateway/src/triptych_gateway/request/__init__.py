@@ -10,6 +10,7 @@ item_checks           check that an item is what its part says
 content_parts         its text and media parts; others are refused
 placeholder_tokens    no text may contain a token that stands for media
 media               its media, fetched where they are named by URL, checked, named by their mm_hash
+named_items           items that a caller's `uuid` names
 image_header          an image's format and size, without decoding it
 prompt_length       a prompt that is longer than the model takes is refused before its media are encoded
 """

@@ -8,7 +8,7 @@ A request that names an uploaded file (`KnownFile`) rarely needs its bytes: iden
 at the upload.
 
 vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
-text part may carry no media key at all, and `uuid` is never passed on.
+text part may carry no media key at all, and `uuid` is never passed on: `named_items` knows what it names.
 
 A media part may name an uploaded file by its `file_id`, in the place of a URL. A part of type `file` or
 `input_file` can do nothing else.
@@ -112,6 +112,7 @@ EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "promp
 MEDIA_KEYS = (MEDIA_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
     "file"
 }
+MAX_UUID_CHARS = 256
 
 
 @dataclass(slots=True)
@@ -129,6 +130,8 @@ class MediaPart:
     file_id: str | None = None
     takes_any: bool = False  # the file may be of any kind
     file: KnownFile | None = None  # once it was found
+    uuid: str | None = None  # the caller's own name for the item
+    is_name: bool = False  # `uuid` is all that it brings
 
     @property
     def num_sent_bytes(self) -> int:
@@ -176,16 +179,18 @@ def find_media(content_place: Place, content: list[Any], first_item: int) -> Ite
         if not isinstance(part_type, str):
             raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
         if part_type in MEDIA_TYPES:
+            uuid = _uuid_of(part, path)
             if (named := _file_of(part, part_type, path)) is not None:
                 modality, id_path, file_id = named
                 takes_any = part_type in FILE_TYPES
                 yield MediaPart(
-                    item_index, place, modality, "", id_path, file_id=file_id, takes_any=takes_any
+                    item_index, place, modality, "", id_path, file_id=file_id, takes_any=takes_any, uuid=uuid
                 )
                 item_index += 1
                 continue
-            modality, url_path, url, is_base64 = _media_of(part, part_type, path)
-            yield MediaPart(item_index, place, modality, url, url_path, is_base64)
+            modality, url_path, url, is_base64 = _media_of(part, part_type, path, uuid)
+            is_name = not url
+            yield MediaPart(item_index, place, modality, url, url_path, is_base64, uuid=uuid, is_name=is_name)
             item_index += 1
         else:
             _check_other(part, part_type, path)
@@ -239,12 +244,27 @@ def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality,
     return modality, id_path, file_id
 
 
-def _media_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str, bool]:
-    """Return modality, path of the text with the media or their name, the text, and if it is base64."""
+def _uuid_of(part: dict[str, Any], path: str) -> str | None:
+    uuid, path = part.get("uuid"), f"{path}.uuid"
+    if uuid is not None and (not isinstance(uuid, str) or len(uuid) > MAX_UUID_CHARS):
+        message = f"{path} must be a string of at most {MAX_UUID_CHARS} characters"
+        raise RequestError(400, "invalid_value", message, path)
+    return uuid or None
+
+
+def _media_of(
+    part: dict[str, Any], part_type: str, path: str, uuid: str | None
+) -> tuple[Modality, str, str, bool]:
+    """Return modality, path of the text with the media or their name, the text, and if it is base64.
+
+    The text may be empty where a `uuid` names the item.
+    """
     if part_type == INPUT_AUDIO:
         data_path = f"{path}.{INPUT_AUDIO}.data"
         value = part.get(INPUT_AUDIO)
         data = value.get("data") if isinstance(value, dict) else None
+        if uuid is not None and (value is None or (isinstance(value, dict) and data in (None, ""))):
+            return Modality.AUDIO, f"{path}.uuid", "", False
         if not isinstance(data, str) or not data:
             raise RequestError(400, "missing_audio", f"{path} is audio without data", data_path)
         return Modality.AUDIO, data_path, data, True
@@ -252,6 +272,8 @@ def _media_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality
     url_path, url = f"{path}.{key}", part.get(key)
     if isinstance(url, dict):
         url_path, url = f"{url_path}.url", url.get("url")
+    if uuid is not None and url in (None, ""):
+        return modality, f"{path}.uuid", "", False
     if not isinstance(url, str) or not url:
         message = f"{path} is of type {part_type} without a URL: {url_path} is missing"
         raise RequestError(400, f"missing_{modality}_url", message, url_path)

@@ -3,7 +3,8 @@
 Items that are named by URL are fetched at the same time. Whatever way bytes came, they are checked alike, and
 equal bytes are one item. Decoding base64, reading the image's header and hashing take milliseconds for large
 media, so they run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
-An uploaded file was checked at its upload: its bytes are not read here.
+An uploaded file was checked at its upload, and an item that a `uuid` names when it was sent: their bytes are
+not read here.
 """
 
 import asyncio
@@ -21,11 +22,13 @@ from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
+from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import KnownFile, MediaPart
 from triptych_gateway.request.data_url import check_data_url, too_large
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
+from triptych_gateway.request.named_items import MediaFacts, NamedItems
 
 MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
 
@@ -55,6 +58,12 @@ class TakenItem:
     @property
     def num_held_bytes(self) -> int:
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
+
+    @property
+    def facts(self) -> MediaFacts:
+        """Facts about the bytes, for a record without them."""
+        image = None if self.image is None else self.image.properties
+        return MediaFacts(media_digest=self.media_digest, num_bytes=self.num_bytes, image=image)
 
     def read_content(self) -> bytes:
         """Return the media's bytes; a file's blocks and raises as `KnownFile.read` does."""
@@ -107,24 +116,28 @@ class MediaIntake:
     limits: MediaLimits
     threads: Executor
     fetcher: MediaFetcher
+    named: NamedItems
+    metrics: GatewayMetrics
 
     async def take_items(
-        self, request: ChatRequest, namespace_digest: str, deadline: float, on_growth: OnGrowth
+        self, request: ChatRequest, owner: str, namespace_digest: str, deadline: float, on_growth: OnGrowth
     ) -> tuple[TakenItem, ...]:
         """Take every item of `request`, in order. No text is held beside its bytes for long.
 
         Nothing is fetched for a request with a forbidden URL.
 
         Args:
+            owner: as in `NamedItems.exchange`.
             deadline: monotonic seconds; items not fetched by then are refused.
             on_growth: called with a number of fetched bytes before they are held; may raise.
 
         Raises:
-            RequestError: 400 or 413 naming an item that is refused; 503 for want of memory, files or places.
+            RequestError: 400 or 413 naming an item that is refused; 503 for want of memory, files or places,
+                or of Redis for items that are named.
         """
         urls = {part.item_index: url for part in request.media if (url := self._accept(part)) is not None}
         if not urls:
-            return await self._take_all(request, namespace_digest, {})
+            return await self._take_all(request, owner, namespace_digest, {})
         sizes = dict.fromkeys(urls, 0)
         fetches: dict[int, asyncio.Task[bytes]] = {}
 
@@ -148,7 +161,7 @@ class MediaIntake:
                     for part in request.media
                     if part.item_index in urls
                 }
-                return await self._take_all(request, namespace_digest, fetches)
+                return await self._take_all(request, owner, namespace_digest, fetches)
         except BaseExceptionGroup as errors:
             failure = _first_of(errors)
             errors.__traceback__ = None  # of the group's frame, which holds the group
@@ -174,7 +187,7 @@ class MediaIntake:
             if part.file.num_bytes > self.limits.max_item_bytes:  # another gateway took it
                 raise too_large(part.path, self.limits.max_item_bytes)
             return None
-        if part.is_base64:
+        if part.is_base64 or part.is_name:
             return None
         scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
         if scheme in SCHEMES:
@@ -183,25 +196,47 @@ class MediaIntake:
         return None
 
     async def _take_all(
-        self, request: ChatRequest, namespace_digest: str, fetches: Mapping[int, asyncio.Task[bytes]]
+        self,
+        request: ChatRequest,
+        owner: str,
+        namespace_digest: str,
+        fetches: Mapping[int, asyncio.Task[bytes]],
     ) -> tuple[TakenItem, ...]:
+        """Take the items one after the other, each as soon as it has arrived; those named by `uuid` last."""
         loop = asyncio.get_running_loop()
-        taken: list[TakenItem] = []
+        taken: dict[int, TakenItem] = {}
         contents: dict[MmHash, bytes | KnownFile] = {}
+
+        def add(item: TakenItem) -> None:
+            part = item.part
+            if not isinstance(contents.get(item.mm_hash), bytes):  # a file may be deleted, bytes are here
+                contents[item.mm_hash] = item.content
+            taken[part.item_index] = replace(item, content=contents[item.mm_hash])
+            if part.place:
+                self.metrics.item_bytes.labels(part.modality.value).observe(item.num_bytes)
+            request.drop_text(part)
+
         for part in request.media:
+            if part.is_name:
+                continue
             if part.file is not None:
-                item = self._naming(part, request, namespace_digest).name_file(part, part.file)
-            else:
-                fetch = fetches.get(part.item_index)
-                fetched = None if fetch is None else await fetch
+                add(self._naming(part, request, namespace_digest).name_file(part, part.file))
+                continue
+            fetch = fetches.get(part.item_index)
+            fetched = None if fetch is None else await fetch
+            with self.metrics.check_s.labels(part.modality.value).time():
                 item = await loop.run_in_executor(
                     self.threads, self._take, part, fetched, request, namespace_digest
                 )
-            if not isinstance(contents.get(item.mm_hash), bytes):  # a file may be deleted, bytes are here
-                contents[item.mm_hash] = item.content
-            taken.append(replace(item, content=contents[item.mm_hash]))
-            request.drop_text(part)
-        return tuple(replace(item, content=contents[item.mm_hash]) for item in taken)
+            add(item)
+        if any(part.uuid is not None for part in request.media):
+            sent = {index: item.facts for index, item in taken.items()}
+            await self.named.exchange(owner, request.media, sent)
+        for part in request.media:
+            if part.is_name and part.file is not None:
+                add(self._naming(part, request, namespace_digest).name_file(part, part.file))
+        items = [taken[part.item_index] for part in request.media]
+        return tuple(replace(item, content=contents[item.mm_hash]) for item in items)
 
     def _take(
         self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str

@@ -13,11 +13,11 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from cachetools import LRUCache
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from triptych_common.coordination import StoredResponses
 from triptych_common.domain.errors import BusUnavailableError, RequestError
@@ -28,19 +28,13 @@ from triptych_gateway.errors import unavailable
 from triptych_gateway.files.file_service import FileService
 from triptych_gateway.proxy.upstream import RESPONSE_PARAM
 from triptych_gateway.request.content_parts import KnownFile
-from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.named_items import MediaFacts
 from triptych_gateway.routing.registry_view import RegistryView
 
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
-
-class ResponseImage(BaseModel):
+class ResponseImage(MediaFacts):
     """Image of the conversation up to a response, without its bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # a later release may have written it
-
-    media_digest: Digest
-    num_bytes: PositiveInt
     image: ImageProperties
     file_id: str | None = None  # of an uploaded file
 
@@ -167,16 +161,8 @@ class KeptImages:
             file = await self._files.find_file(caller, image.file_id)
             if file is not None:
                 return file
-        properties = image.image
-        return KnownFile(
-            image.file_id or image.media_digest,
-            image.num_bytes,
-            image.media_digest,
-            (Modality.IMAGE,),
-            ImageHeader(properties.format, properties.width, properties.height),
-            partial(_read, content, response_id),
-            self._threads,
-        )
+        read = partial(_read, content, response_id)
+        return image.as_file(image.file_id or image.media_digest, Modality.IMAGE, read, self._threads)
 
 
 def _read(content: bytes | None, response_id: str) -> bytes:
