@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.support.gateway.header_bombs import gif_with_profile, webp_animation
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
+from triptych_common.domain.image_formats import IMAGE_FORMATS
 
 CHAT_PATH = "/v1/chat/completions"
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO")
+FORMATS = IMAGE_FORMATS
 IMAGES = [
     *(image_bytes(size=(5, 4), image_format=name) for name in FORMATS),
     image_bytes(size=(3000, 1), image_format="GIF"),
