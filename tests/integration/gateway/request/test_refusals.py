@@ -36,12 +36,7 @@ BAD: list[tuple[Any, int, str, str | None]] = [
     (chat("x") | {"model": "other"}, 404, "model_not_found", "model"),
     ({"model": MODEL}, 400, "missing_field", "messages"),
     ({"model": MODEL, "messages": []}, 400, "invalid_value", "messages"),
-    (
-        {"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]},
-        400,
-        "unknown_role",
-        "messages[0].role",
-    ),
+    ({"model": MODEL, "messages": [{"content": "x"}]}, 400, "missing_field", "messages[0].role"),
     (
         chat([{"type": "text", "text": "x"}, {"type": "image_url"}]),
         400,
@@ -74,10 +69,10 @@ BAD: list[tuple[Any, int, str, str | None]] = [
     ),
     (chat("x", ec_transfer_params={"request_id": "r"}), 400, "field_not_allowed", "ec_transfer_params"),
     (
-        chat([image_part()] * 17),
+        chat([image_part()] * 65),
         400,
         "too_many_items",
-        "messages[0].content[16].image_url.url",
+        "messages[0].content[64].image_url.url",
     ),
 ]
 

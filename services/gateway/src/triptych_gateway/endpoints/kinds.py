@@ -198,7 +198,10 @@ SCORED: Schema = {
         {"type": "array", "items": {"type": ["string", "object"]}},
     ],
 }
-STREAM: Schema = {"type": ["boolean", "null"], "description": "answer by server-sent events"}
+STREAM: Schema = {
+    "type": ["boolean", "integer", "string", "null"],  # `bodies` reads 0 and "false" as vLLM does
+    "description": "answer by server-sent events",
+}
 
 SAMPLED: Mapping[str, Schema] = {
     "temperature": NUMBER,
