@@ -86,7 +86,7 @@ def webp_of_small_chunks() -> bytes:
 
 def _tiff(tag: int, kind: int, count: int) -> bytes:
     """A TIFF of one byte a pixel, with one more tag whose `count` values are 12 MiB of ones."""
-    tags = {256: SIZE[0], 257: SIZE[1], 258: 8, 259: 1, 262: 1, STRIPOFFSETS: 8, 278: SIZE[1]}
+    tags = {256: SIZE[0], 257: SIZE[1], 258: 8, 259: 1, 262: 3, STRIPOFFSETS: 8, 278: 1, COLORMAP: 0}
     entries = {each: struct.pack("<HHLL", each, 4, 1, value) for each, value in tags.items()}
     entries[tag] = struct.pack("<HHLL", tag, kind, count, 8)
     directory = (
@@ -133,22 +133,24 @@ def avif_of_small_boxes() -> bytes:
 
 
 def avif_of_profiles() -> bytes:
-    return _avif_with(_box(b"colr", b"prof") * (NUM_BYTES // 12))
+    return _avif_with(_box(b"colr", b"nclx" + bytes(7)) * (NUM_BYTES // 19))
 
 
 def avif_of_items() -> bytes:
     """Each of 60,000 items is looked for among all."""
-    items = b"".join(struct.pack(">HHH", number, 0, 0) for number in range(60_000))
+    items = b"".join(struct.pack(">HHH", number, 0, 0) for number in range(1, 60_001))
+    handler = _box(b"hdlr", bytes(8) + b"pict" + bytes(13))
     location = _box(b"iloc", struct.pack(">IHH", 0, 0, 60_000) + items)
-    return _box(b"ftyp", b"avif" + bytes(4) + b"avifmif1") + _box(b"meta", bytes(4) + location)
+    return _box(b"ftyp", b"avif" + bytes(4) + b"avifmif1") + _box(b"meta", bytes(4) + handler + location)
 
 
 def avif_of_exif() -> bytes:
-    """Pillow writes it anew if the orientation in it is not the image's own."""
-    entries = b"".join(struct.pack("<HHLL", tag, 5, 7_000, 8) for tag in range(1_000, 1_200))
-    exif = b"II*\0" + struct.pack("<LH", 8, 200) + entries
+    """Each value is parsed and written again, since the orientation is the image's and not in the data."""
+    entries = struct.pack("<HHLL", 0x0112, 3, 1, 6)
+    entries += b"".join(struct.pack("<HHLL", tag, 5, 7_000, 8) for tag in range(1_000, 1_020))
+    exif = b"II*\0" + struct.pack("<LH", 8, 21) + entries + bytes(7_000 * 8 * 20)
     out = io.BytesIO()
-    Image.new("L", SIZE).save(out, "AVIF", exif=exif + bytes(NUM_BYTES - len(exif)))
+    Image.new("L", SIZE).save(out, "AVIF", exif=exif)
     return out.getvalue()
 
 

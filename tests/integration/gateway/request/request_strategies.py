@@ -14,7 +14,7 @@ from tests.support.gateway.serving import MODEL
 from triptych_common.domain.image_formats import IMAGE_FORMATS
 
 CHAT_PATH = "/v1/chat/completions"
-FORMATS = IMAGE_FORMATS
+FORMATS = tuple(set(IMAGE_FORMATS) - {"QOI"})  # which is written in colors alone
 IMAGES = [
     *(image_bytes(size=(5, 4), image_format=name) for name in FORMATS),
     image_bytes(size=(3000, 1), image_format="GIF"),

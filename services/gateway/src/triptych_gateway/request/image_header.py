@@ -34,9 +34,9 @@ MAX_WEBP_CHUNKS = 20_000  # every frame of an animation is one
 MAX_TIFF_TAG_BYTES = 256 << 10
 BIG_TIFF = 43
 TIFF_DESCRIPTION, TIFF_OTHERS = 270, 600  # a long text; no tag beyond says anything of the pixels
-# Of AVIF's and JPEG 2000's boxes, without those that hold pixels and profiles: libavif looks for an item in
-# all others, and Pillow's loop over the boxes of a JP2 reads from memory.
-MAX_BOX_BYTES = 32 << 10
+# Of AVIF's and JPEG 2000's boxes, without those that hold pixels and profiles: libavif looks for each item
+# among all others, ten seconds for 60,000, and Pillow's loop over the boxes of a JP2 reads from memory.
+MAX_BOX_BYTES = 16 << 10
 OPAQUE_BOX_BYTES = 32  # that one which nobody looks into counts as
 PARENT_BOXES = {b"meta": 4, b"iprp": 0, b"ipco": 0, b"jp2h": 0}  # -> bytes before the boxes in it
 OPAQUE_BOXES = frozenset({b"mdat", b"idat", b"colr", b"jp2c", b"free", b"skip", b"uuid", b"xml "})
