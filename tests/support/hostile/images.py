@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from PIL import Image
 
 from tests.support.hostile import chunks
+from triptych_common.runtime.media_settings import IMAGE_FORMATS
 
 SIDE = 56
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = IMAGE_FORMATS
 ORIENTATION = 0x0112  # the EXIF tag
 CUTS = (0.1, 0.5, 0.9)
 
@@ -67,6 +68,28 @@ def _rare(base: Image.Image) -> Iterator[tuple[str, bytes]]:
     yield "gif transparent", saved(base.quantize(16), "GIF", transparency=0)
     yield "bmp palette", saved(base.quantize(16), "BMP")
     yield "bmp alpha", saved(half, "BMP")
+    # Copies: Pillow keeps what the encoder of an earlier format was told.
+    pages = {"save_all": True, "append_images": [inverted.copy(), half.copy()]}
+    for compression in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "jpeg"):
+        yield f"tiff {compression}", saved(base, "TIFF", compression=compression)
+    yield "tiff group4", saved(base.convert("1"), "TIFF", compression="group4")
+    yield "tiff of several pages", saved(base.copy(), "TIFF", **pages)
+    yield "avif", saved(base, "AVIF", quality=90)
+    yield "avif animated", saved(base, "AVIF", **frames)
+    yield "jpeg 2000", saved(base, "JPEG2000")
+    yield "jpeg 2000 codestream", saved(base, "JPEG2000", no_jp2=True)
+    yield "ppm", saved(base, "PPM")
+    yield "ppm gray", saved(base.convert("L"), "PPM")
+    yield "ppm plain", b"P3 3 2 255 " + b"1 2 3 " * 6
+    yield (
+        "ppm of six bits",
+        b"P6 %d %d 63\n" % base.size + Image.eval(base, lambda value: value // 4).tobytes(),
+    )
+    yield "qoi", saved(base, "QOI")
+    yield "icon", saved(base, "ICO")
+    yield "icon of bitmaps", saved(base, "ICO", bitmap_format="bmp")
+    yield "tga", saved(base, "TGA")
+    yield "tga rle alpha", saved(half, "TGA", compression="tga_rle")
     yield "png with html behind", saved(base, "PNG") + b"<script>alert(1)</script>"
     yield "gif with zip behind", saved(base, "GIF") + b"PK\x05\x06" + bytes(18)
     yield (
@@ -77,7 +100,8 @@ def _rare(base: Image.Image) -> Iterator[tuple[str, bytes]]:
 
 def _thin() -> Iterator[tuple[str, bytes]]:
     for image_format in FORMATS:
-        yield f"{image_format.lower()} of one pixel", saved(Image.new("RGB", (1, 1), (9, 9, 9)), image_format)
+        pixel = saved(Image.new("RGB", (1, 1), (9, 9, 9)), image_format, sizes=[(1, 1)])  # of an icon
+        yield f"{image_format.lower()} of one pixel", pixel
     yield "jpeg 65500 wide", saved(Image.new("L", (65_500, 1)), "JPEG")
     yield "jpeg 65500 high", saved(Image.new("L", (1, 65_500)), "JPEG")
     yield "png 65500 wide", saved(Image.new("1", (65_500, 40)), "PNG")
@@ -128,9 +152,6 @@ def _not_images(base: Image.Image) -> Iterator[tuple[str, bytes]]:
     yield "one byte", b"\x89"
     yield "svg", b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
     yield "pdf", b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n"
-    yield "tiff", saved(base, "TIFF")
-    yield "ppm", saved(base, "PPM")
-    yield "icon", saved(base, "ICO")
     yield "jpeg 2000 signature", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(64)
 
 

@@ -166,7 +166,7 @@ class RequestSettings(Section):
     where the request sets none; more: 400."""
     max_logprobs: PositiveInt = 250_000
     """Log probabilities of one request, of all tokens of its answers and prompts; more: 400."""
-    max_items: PositiveInt = 16
+    max_items: PositiveInt = 64
     """Media items in one request; more: 400."""
     placeholder_tokens: tuple[str, ...] = ()
     """JSON list of tokens that no text of a request may contain, besides the placeholders of the model."""

@@ -77,14 +77,33 @@ async def test_text_carries_the_salt_too(tenants: System) -> None:
     assert salts == [tenant_salt("red"), tenant_salt("blue"), None]
 
 
-@pytest.mark.parametrize("place", ["cache_salt", "vllm_xargs"])
-async def test_no_caller_can_take_anothers_salt(tenants: System, place: str) -> None:
-    salt = tenant_salt("blue")
-    extra: dict[str, Any] = {place: salt if place == "cache_salt" else {"cache_salt": salt}}
+async def test_no_caller_can_take_anothers_salt(tenants: System) -> None:
+    extra: dict[str, Any] = {"vllm_xargs": {"cache_salt": tenant_salt("blue")}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], **extra}
     answer = await tenants.post(body, headers={"Authorization": "Bearer key-alice"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "field_not_allowed")
     assert not tenants.prefill_decode.bodies
+
+
+async def test_a_callers_own_salt_never_replaces_its_tenants(tenants: System) -> None:
+    """As in vLLM it keeps prompts apart; an image is one item of the tenant's whatever the salt."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
+    for key, own in (
+        ("alice", tenant_salt("blue")),
+        ("alice", "b"),
+        ("bob", "b"),
+        ("carol", tenant_salt("red")),
+    ):
+        answer = await tenants.post(
+            body | {"cache_salt": own}, headers={"Authorization": f"Bearer key-{key}"}
+        )
+        assert answer.status_code == 200, answer.text
+    salts = [str(body["cache_salt"]) for body in tenants.prefill_decode.bodies]
+    assert len({*salts, tenant_salt("red"), tenant_salt("blue")}) == len(salts) + 2
+    assert [salt.partition(".")[0] for salt in salts] == [*map(tenant_salt, ("red", "red", "blue")), ""]
+    red, again, blue, none = uuids(tenants.prefill_decode)
+    assert red == again
+    assert len({red, blue, none}) == 3
 
 
 async def test_a_tenants_uuid_in_a_part_is_not_passed_on(tenants: System) -> None:

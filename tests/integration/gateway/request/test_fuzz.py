@@ -34,9 +34,10 @@ from tests.support.gateway.process import environment, process_of
 from tests.support.gateway.samples import MODEL, data_url, image_bytes
 from tests.support.waiting import free_port, until_async
 from triptych_common.bus import AsyncBus
+from triptych_common.runtime.media_settings import IMAGE_FORMATS
 
 CHAT_PATH = "/v1/chat/completions"
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO")
+FORMATS = tuple(each for each in IMAGE_FORMATS if each != "QOI")  # which is written in colors alone
 IMAGES = [
     *(image_bytes(size=(5, 4), image_format=name) for name in FORMATS),
     image_bytes(size=(3000, 1), image_format="GIF"),

@@ -37,7 +37,7 @@ BAD: list[tuple[Any, int, str, str | None]] = [
     (with_image("https://127.0.0.1/a.png"), 400, "url_not_allowed", URL),
     (with_image("file:///etc/passwd"), 400, "url_not_allowed", URL),
     (chat("<|vision_start|><|image_pad|><|vision_end|>"), 400, "placeholder_in_text", "messages[0].content"),
-    (chat([image_part()] * 17), 400, "too_many_items", "messages[0].content[16].image_url.url"),
+    (chat([image_part()] * 65), 400, "too_many_items", "messages[0].content[64].image_url.url"),
 ]
 
 

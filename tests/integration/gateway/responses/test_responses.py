@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "field_not_allowed",
         "ec_transfer_params",
     ),
-    "a salt": ({"input": "a", "cache_salt": "x"}, "field_not_allowed", "cache_salt"),
+    "a salt that is none": ({"input": "a", "cache_salt": ""}, "invalid_value", "cache_salt"),
     "messages of another format": (
         {"input": "a", "previous_input_messages": [{"role": "user"}]},
         "field_not_allowed",

@@ -132,6 +132,23 @@ def test_an_idle_process_that_was_ended_is_replaced() -> None:
     processes.close()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"P6 4000 4000 254\n" + bytes(3 * 4000 * 4000),
+        b"P3 4000 4000 255\n" + b"1 " * (3 * 4000 * 4000),
+        b"qoif" + (4000).to_bytes(4) * 2 + b"\3\0" + b"\x55" * 4000 * 4000,
+    ],
+    ids=["ppm", "plain ppm", "qoi"],
+)
+def test_what_pillow_decodes_in_python_ends_with_its_time(content: bytes) -> None:
+    processes = DecodeProcesses(replace(LONG, cpu_s=1, num_processes=1))
+    with pytest.raises(MediaRefusedError), Image.open(io.BytesIO(content)) as opened:
+        decoded_apart(opened, content, processes)
+    assert len(frames_of(processes, encoded(SHAPE, 1))) == 4
+    processes.close()
+
+
 def test_memory_is_bounded_and_the_process_goes_on() -> None:
     processes = DecodeProcesses(replace(LONG, num_bytes=64 << 20, num_processes=1))
     content = saved(Image.new("RGB", (6000, 6000)), "TIFF", compression="tiff_lzw")

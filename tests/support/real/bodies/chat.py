@@ -30,12 +30,23 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def image_url(color: int, image_format: str = "PNG", size: tuple[int, int] = (56, 28)) -> str:
-    """A picture of one color."""
+def image_url(
+    color: int,
+    image_format: str = "PNG",
+    size: tuple[int, int] = (56, 28),
+    media_type: str | None = None,
+    **options: Any,
+) -> str:
+    """A picture of one color; `options` are the format's."""
     buffer = io.BytesIO()
-    Image.new("RGB", size, (color, 255 - color, color // 2)).save(buffer, image_format)
-    kind = f"image/{image_format.lower()}"
+    Image.new("RGB", size, (color, 255 - color, color // 2)).save(buffer, image_format, **options)
+    kind = f"image/{image_format.lower()}" if media_type is None else media_type
     return f"data:{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def picture(color: int, image_format: str = "PNG", **how: Any) -> dict[str, Any]:
+    """A part with a picture as `image_url` makes it."""
+    return {"type": "image_url", "image_url": {"url": image_url(color, image_format, **how)}}
 
 
 def image(color: int, image_format: str = "PNG", **fields: Any) -> dict[str, Any]:
@@ -53,6 +64,21 @@ _TEXTS: dict[str, dict[str, Any]] = {
     "name": said({**USER, "name": "ann"}),
     "parts": parts(text("read"), text("the digits")),
     "strings as parts": parts("read", "the digits"),
+    "text with nulls": parts({**text("read"), "image_url": NULL, "input_audio": NULL}),
+    "null text": parts({"type": "text", "text": NULL}, text("read")),
+    "null text of a system prompt": said(
+        {"role": "system", "content": [{"type": "text", "text": NULL}]}, USER
+    ),
+    "null text of another role": said({"role": "r", "content": [{"type": "text", "text": NULL}]}, USER),
+    "null refusal": said(
+        USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": NULL}]}, USER
+    ),
+    "other roles": said({"role": "ipython", "content": "1 2"}, {"role": "observation", "content": "3"}, USER),
+    "no model": ASKED | {"model": None},
+    "null model": ASKED | {"model": NULL},
+    "empty model": ASKED | {"model": ""},
+    "not streamed": ASKED | {"stream": 0},
+    "salt": ASKED | {"cache_salt": "of a caller"},
     "empty text": said({"role": "user", "content": ""}),
     "no content": said(USER, {"role": "assistant", "content": NULL}, USER),
     "other scripts": said({"role": "user", "content": "12 é 漢字 🎲 \u0000 \t\n"}),
@@ -106,6 +132,34 @@ _IMAGES: dict[str, dict[str, Any]] = {
     "webp": parts(image(80, "WEBP")),
     "image and logprobs": parts(image(90)) | {"logprobs": True, "top_logprobs": 2},
     # None has a seed: on a CPU, vLLM 0.32 ends at a seeded request whose prompt is computed in parts.
+    "tiff": parts(picture(71, "TIFF")),
+    "tiff of lzw": parts(picture(72, "TIFF", compression="tiff_lzw")),
+    "tiff of jpeg": parts(picture(73, "TIFF", compression="jpeg")),
+    "tiff of pages": parts(
+        picture(74, "TIFF", save_all=True, append_images=[Image.new("RGB", (28, 28))], compression="packbits")
+    ),
+    "avif": parts(picture(75, "AVIF")),
+    "jpeg 2000": parts(picture(76, "JPEG2000")),
+    "jpeg 2000 codestream": parts(picture(77, "JPEG2000", no_jp2=True)),
+    "ppm": parts(picture(78, "PPM")),
+    "icon": parts(picture(79, "ICO")),
+    "tga": parts(picture(81, "TGA")),
+    "tga of runs": parts(picture(82, "TGA", compression="tga_rle")),
+    "qoi": parts(picture(83, "QOI")),
+    "a type alone": parts(picture(84, media_type="image")),
+    "a type of bytes": parts(picture(85, media_type="application/octet-stream")),
+    "no media type": parts(picture(86, media_type="")),
+    "a wrong media type": parts(picture(87, media_type="image/jpeg")),
+    "a type of text": parts(picture(88, media_type="text/plain;charset=utf-8")),
+    "image with nulls": parts({**picture(89), "text": NULL, "video_url": NULL, "input_audio": NULL}),
+    "text with nulls": parts(picture(91), {**text("read"), "image_url": NULL, "video_url": NULL}),
+    "image without a type": parts({"image_url": image_url(92)}, text("read")),
+    "image object without a type": parts({"image_url": {"url": image_url(99)}}, text("read")),
+    "image without a type of another role": said({"role": "r", "content": [{"image_url": image_url(98)}]}),
+    "image of another role": said({"role": "observation", "content": [picture(93), text("read")]}),
+    "image and no model": parts(picture(94)) | {"model": None},
+    "image and a salt": parts(picture(95)) | {"cache_salt": "a"},
+    "twenty images": parts(*(picture(color, size=(28, 28)) for color in range(100, 120))),
     "image of a former turn": said(
         {"role": "user", "content": [image(110), text("read")]}, {"role": "assistant", "content": "1"}, USER
     ),
@@ -166,6 +220,17 @@ _FOUND_BY_THE_GATEWAY: dict[str, dict[str, Any]] = {
     "documents that are none": ASKED | {"documents": "text"},
     "malformed tools": ASKED | {"tools": [{"type": "function"}]},
     "too long": said({"role": "user", "content": "read the digits " * 4000}),
+    "empty salt": ASKED | {"cache_salt": ""},
+    "salt with a slash": ASKED | {"cache_salt": "a/b"},
+    "null image without a type": parts({"image_url": NULL}),
+    "text without a type": parts({"text": "read"}),
+    "no content of a user": said({"role": "user", "content": NULL}),
+}
+_STRICTER: dict[str, dict[str, Any]] = {
+    "beam search with an image": parts(picture(96)) | {"use_beam_search": True, "n": 2},
+    "image of another format": parts(picture(97, "PCX")),
+    "tiff of zstd": parts(picture(98, "TIFF", compression="zstd")),
+    "flag as a number": ASKED | {"add_generation_prompt": 1},
 }
 _NOT_COMPILED: dict[str, dict[str, Any]] = {  # by Triptych's own process for grammars
     "bad regex": ASKED | {"structured_outputs": {"regex": "["}},
@@ -175,5 +240,6 @@ TABLE: Table = {
     **with_streams(table(PATH, _TEXTS | _IMAGES, GREEDY)),
     **table(PATH, _FAULTY, GREEDY),
     **table(PATH, _FOUND_BY_THE_GATEWAY, GREEDY, own_words=True),
+    **table(PATH, _STRICTER, GREEDY, own_status=400, why="as docs/reference/endpoints.md has it"),
     **table(PATH, _NOT_COMPILED, GREEDY, own_words=True),
 }

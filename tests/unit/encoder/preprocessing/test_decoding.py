@@ -68,7 +68,7 @@ def test_pixels_are_vllms_to_the_bit(
     "properties",
     [
         ImageProperties(format="FLI", width=64, height=64),
-        ImageProperties(format="TIFF", width=8, height=8),
+        ImageProperties(format="PSD", width=8, height=8),
         ImageProperties(format="PNG", width=8_001, height=8_000),
         None,
     ],

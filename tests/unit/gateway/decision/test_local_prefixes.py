@@ -29,7 +29,8 @@ def request(*contents: list[str], salt: str = "") -> tuple[ChatRequest, list[Tak
                 parts.append({"type": "text", "text": text})
         messages.append({"role": "user", "content": parts})
     body = {"messages": messages}
-    return ChatRequest(body, "m", True, tuple(item.part for item in items), {}, {}, 0, salt), items
+    chat = ChatRequest(body, "m", True, tuple(item.part for item in items), {}, {}, 0)
+    return chat.of_tenant(salt), items
 
 
 def test_the_next_turn_is_known_with_all_its_images_so_far() -> None:

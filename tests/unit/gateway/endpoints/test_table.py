@@ -101,7 +101,7 @@ def test_bodies_show_what_is_read_and_what_is_passed_on(description: dict[str, A
     assert {"model", "prompt", "stream", "n", "stop", "logprobs", "echo", "seed"} <= set(body["properties"])
     assert body["additionalProperties"] is True
     chat = description["components"]["schemas"]["V1ChatCompletionsBody"]
-    assert set(chat["required"]) == {"model", "messages"}
+    assert set(chat["required"]) == {"messages"}
 
 
 def test_the_page_has_no_scripts_and_names_no_other_origin() -> None:

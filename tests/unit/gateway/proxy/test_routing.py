@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from triptych_gateway.endpoints.table import CHAT, ENDPOINTS
+from triptych_gateway.endpoints.table import CHAT, COUNT_TOKENS, ENDPOINTS
 from triptych_gateway.proxy import routing
 from triptych_gateway.proxy.routing import chat_routing, session_of, text_routing
 from triptych_gateway.request.chat_request import ChatRequest
@@ -32,9 +32,8 @@ def blocks_of(body: dict[str, Any], *items: Any, path: str = CHAT.path, salt: st
         media=(),
         processor_options={},
         media_io_options={},
-        tenant_salt=salt,
         endpoint=endpoint_of(path),
-    )
+    ).of_tenant(salt)
     return chat_routing(request, "", "digest", items).prompt
 
 
@@ -86,7 +85,7 @@ def test_only_the_own_tenants_prompts_are_alike(salt: str) -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=[str(each)[:12] for each in PROMPTS])
 def test_prompts_of_completions(prompt: Any) -> None:
-    request = TextRequest({"prompt": prompt}, "m", False, ("prompt",), True, 9, frozenset())
+    request = TextRequest({"prompt": prompt}, "m", False, ("prompt",), CHAT, 9, frozenset())
     found = text_routing(request, "s")
     assert found is not None
     assert (len(found.prompt.blocks) > 0) == bool(prompt)
@@ -94,7 +93,7 @@ def test_prompts_of_completions(prompt: Any) -> None:
 
 
 def test_what_is_not_computed_is_not_looked_at() -> None:
-    assert text_routing(TextRequest({}, "m", False, (), False, 0, frozenset()), "") is None
+    assert text_routing(TextRequest({}, "m", False, (), COUNT_TOKENS, 0, frozenset()), "") is None
 
 
 def test_the_name_of_a_conversation() -> None:

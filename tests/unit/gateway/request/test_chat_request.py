@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import tenant_of_salt, tenant_salt
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.chat_request import NO_OPTIONS, RequestOptions, parse_chat_request
@@ -41,14 +42,13 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
         (b"", "invalid_json", None),
         (b'{"model": "\xff"}', "invalid_json", None),
         ([1], "invalid_json", None),
-        ({"messages": [{"role": "user", "content": "x"}]}, "missing_field", "model"),
         ({"model": 3, "messages": [{"role": "user", "content": "x"}]}, "invalid_value", "model"),
         ({"model": "m"}, "missing_field", "messages"),
         ({"model": "m", "messages": []}, "invalid_value", "messages"),
         ({"model": "m", "messages": "hello"}, "invalid_value", "messages"),
         ({"model": "m", "messages": ["hello"]}, "invalid_value", "messages[0]"),
         ({"model": "m", "messages": [{"content": "x"}]}, "missing_field", "messages[0].role"),
-        ({"model": "m", "messages": [{"role": "pope", "content": "x"}]}, "unknown_role", "messages[0].role"),
+        ({"model": "m", "messages": [{"role": 5, "content": "x"}]}, "missing_field", "messages[0].role"),
         ({"model": "m", "messages": [{"role": "user"}]}, "missing_field", "messages[0].content"),
         (chat({"text": "x"}), "invalid_type", "messages[0].content"),
         (chat([7]), "invalid_type", "messages[0].content[0]"),
@@ -94,7 +94,9 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
             "unsupported_content_part",
             "messages[0].content[0].file_id",
         ),
-        (chat([{"type": "text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
+        (chat([{"type": "input_text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
+        (chat([{"image_url": None}]), "missing_image_url", "messages[0].content[0].image_url"),
+        (chat([{"image_embeds": {}}]), "embeds_not_allowed", "messages[0].content[0].type"),
         (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
         (
             chat([{"type": "input_video", "input_video": {"url": "x"}}]),
@@ -111,16 +113,26 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
             "unexpected_field",
             "messages[0].content[0].image_embeds",
         ),
+        (  # vLLM reads a part with a uuid by this key, whatever its value and the part's type
+            chat([{"type": "text", "text": "x", "uuid": "a", "image_embeds": None}]),
+            "unexpected_field",
+            "messages[0].content[0].image_embeds",
+        ),
         (chat("x", ec_transfer_params={"request_id": "r"}), "field_not_allowed", "ec_transfer_params"),
         (chat("x", kv_transfer_params={"do_remote_decode": True}), "field_not_allowed", "kv_transfer_params"),
-        (chat("x", cache_salt="mine"), "field_not_allowed", "cache_salt"),
+        (chat("x", cache_salt=""), "invalid_value", "cache_salt"),
+        (chat("x", cache_salt="a/b"), "invalid_value", "cache_salt"),
+        (chat("x", cache_salt="a" * 129), "invalid_value", "cache_salt"),
+        (chat("x", cache_salt=5), "invalid_value", "cache_salt"),
+        (chat("x", vllm_xargs={"cache_salt": "x"}), "field_not_allowed", "vllm_xargs.cache_salt"),
         (chat("x", chat_template="{% for a in b %}"), "field_not_allowed", "chat_template"),
         (
             chat("x", vllm_xargs={"ec_transfer_params": "x"}),
             "field_not_allowed",
             "vllm_xargs.ec_transfer_params",
         ),
-        (chat("x", stream="yes"), "invalid_value", "stream"),
+        (chat("x", stream="perhaps"), "invalid_value", "stream"),
+        (chat("x", stream=2), "invalid_value", "stream"),
         (chat("x", mm_processor_kwargs={"patch_size": 7}), "field_not_allowed", "mm_processor_kwargs"),
         (chat([IMAGE], media_io_kwargs={"image": 1}), "field_not_allowed", "media_io_kwargs"),
         (chat([IMAGE], use_beam_search=True), "unsupported", "use_beam_search"),
@@ -129,6 +141,56 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
 def test_refused(body: Any, code: str, param: str | None) -> None:
     error = refusal(body)
     assert (error.status_code, error.code, error.param) == (400, code, param)
+
+
+NULLS = {"image_url": None, "video_url": None, "input_audio": None, "text": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "num_items"),
+    [
+        ([{**NULLS, "type": "text", "text": "x"}], 0),
+        ([{**NULLS, **IMAGE}], 1),
+        ([{"type": "text", "text": None}, {"type": "refusal", "refusal": None}, {"type": "text"}], 0),
+        ([{"image_url": IMAGE["image_url"]}, {"type": None, "image_url": "data:;base64,AAAA"}], 2),
+        ([{"video_url": {"url": "data:,"}}, {"input_audio": {"data": "AAAA"}}, {"audio_url": "data:,"}], 3),
+    ],
+    ids=["text with nulls", "image with nulls", "null texts", "images without a type", "others without"],
+)
+def test_parts_that_datasets_write_are_read_as_vllm_reads_them(content: list[Any], num_items: int) -> None:
+    assert len(parse(chat(content)).media) == num_items
+
+
+@pytest.mark.parametrize(
+    ("fields", "stream"), [({"stream": 0}, False), ({"stream": 1}, True), ({"stream": "false"}, False)]
+)
+def test_a_stream_is_asked_for_as_in_vllm(fields: dict[str, Any], stream: bool) -> None:
+    assert parse(chat("x", **fields)).stream is stream
+
+
+@pytest.mark.parametrize("named", [{}, {"model": ""}, {"model": None}])
+def test_a_model_need_not_be_named(named: dict[str, Any]) -> None:
+    assert parse({"messages": [{"role": "user", "content": "x"}], **named}).model == ""
+
+
+@pytest.mark.parametrize("role", ["ipython", "observation", "pope"])
+def test_the_models_template_decides_about_roles(role: str) -> None:
+    request = parse({"model": "m", "messages": [{"role": role, "content": [IMAGE]}]})
+    assert len(request.media) == 1
+    with pytest.raises(RequestError, check=lambda error: error.code == "placeholder_in_text"):
+        parse({"model": "m", "messages": [{"role": f"{role}{VISION_TOKENS[0]}", "content": "x"}]})
+
+
+def test_a_callers_salt_stands_behind_its_tenants() -> None:
+    def salt(tenant: str, own: str) -> str:
+        body = parse(chat("x", cache_salt=own)).of_tenant(tenant_salt(tenant) if tenant else "").body
+        return str(body["cache_salt"])
+
+    salts = [salt(tenant, own) for tenant in ("", "red", "blue") for own in ("a", "b", tenant_salt("blue"))]
+    assert len({*salts, *map(tenant_salt, ("red", "blue"))}) == len(salts) + 2
+    assert [tenant_of_salt(each) for each in salts[2::3]] == ["", tenant_salt("red"), tenant_salt("blue")]
+    assert max(map(len, salts)) <= 128  # else vLLM refuses it
+    assert salt("red", "a") == salt("red", "a")
 
 
 @pytest.mark.parametrize("token", VISION_TOKENS)

@@ -71,7 +71,7 @@ def test_parts_that_are_refused(part: dict[str, Any], code: str) -> None:
 @pytest.mark.parametrize(
     ("part", "code"),
     [
-        ({"type": "video_url", "video_url": f"data:audio/wav;base64,{text(WAV)}"}, "invalid_video_url"),
+        ({"type": "video_url", "video_url": f"data:audio/wav;base64,{text(WAV)}"}, "invalid_video"),
         ({"type": "audio_url", "audio_url": {"url": "ftp://x/y"}}, "invalid_audio_url"),
         ({"type": "input_audio", "input_audio": {"data": "AAA!"}}, "invalid_base64"),
         ({"type": "input_audio", "input_audio": {"data": "data:audio/wav;base64,AAAA"}}, "invalid_base64"),

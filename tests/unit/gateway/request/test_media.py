@@ -61,8 +61,8 @@ def refusal(url: str, max_bytes: int = 100) -> RequestError:
         ("a.png", "invalid_image_url"),
         ("data:image/png;base64", "invalid_image_url"),
         ("data:image/png,AAAA", "invalid_image_url"),
-        ("data:text/plain;base64,AAAA", "invalid_image_url"),
-        ("data:;base64,AAAA", "invalid_image_url"),
+        ("data:base64,AAAA", "invalid_image_url"),
+        ("data:image/png;base64;x=y,AAAA", "invalid_image_url"),
         ("data:image/png;base64,", "invalid_image"),
         ("data:image/png;base64,AAA", "invalid_base64"),
         ("data:image/png;base64,AA==AA==", "invalid_base64"),
@@ -85,6 +85,12 @@ def test_data_url_size_limit() -> None:
 
 def test_data_url_with_parameters_and_capitals() -> None:
     assert decode_data_url("DATA:image/PNG;charset=utf-8;BASE64,AAAA", PATH, Modality.IMAGE, 100) == b"\0\0\0"
+
+
+@pytest.mark.parametrize("media_type", ["image", "", "application/octet-stream", "image/jpeg", "text/plain"])
+async def test_the_bytes_decide_what_an_item_is(threads: ThreadPoolExecutor, media_type: str) -> None:
+    wanted = await take(threads, data_url(image_bytes()))
+    assert await take(threads, data_url(image_bytes(), media_type)) == wanted
 
 
 def png_header(width: int, height: int) -> bytes:

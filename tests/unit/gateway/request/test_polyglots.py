@@ -40,7 +40,13 @@ def test_two_formats(content: bytes, other: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (257, 300), (1025, 17)])
 def test_one_format(image_format: str, mode: str, size: tuple[int, int]) -> None:
     image = Image.effect_noise(size, 60).convert(mode)
-    content = saved(image.convert("RGB") if image_format in ("WEBP", "JPEG") else image, image_format)
+    as_rgb = image_format in ("WEBP", "JPEG", "JPEG2000", "PPM", "QOI")
+    sizes = [(min(size[0], 256), min(size[1], 256))]  # of an icon
+    content = saved(image.convert("RGB") if as_rgb else image, image_format, sizes=sizes)
+    if image_format == "QOI" and size[0] < 3:  # its width makes it a brush of GIMP's as well
+        with pytest.raises(RequestError):
+            check_one_format(content, PATH, seen_as(content))
+        return
     check_one_format(content, PATH, seen_as(content))
 
 

@@ -91,7 +91,9 @@ def test_media_are_refused_wherever_they_stand(endpoint: Endpoint, name: str) ->
         ({"type": "input_video"}, "unsupported_content_part"),
         ({"type": "file", "file": {"file_id": "file-1"}}, "unsupported_content_part"),
         ({"type": "new"}, "unknown_content_part"),
-        ({"image_url": "http://x"}, "invalid_type"),
+        ({"image_url": "http://x"}, "unsupported_content_part"),
+        ({"type": None, "video_url": {"url": "http://x"}}, "unsupported_content_part"),
+        ({"text": "a"}, "invalid_type"),
         (7, "invalid_type"),
     ],
 )
@@ -202,7 +204,15 @@ def test_bodies_are_bounded() -> None:
 
 def test_a_model_need_not_be_named() -> None:
     assert parse("/tokenize", prompt="a", model=None).model == ""
-    assert refusal("/tokenize", prompt="a", model="") == (400, "invalid_value", "model")
+    assert parse("/tokenize", prompt="a", model="").model == ""
+    assert refusal("/tokenize", prompt="a", model=5) == (400, "invalid_value", "model")
+
+
+def test_a_stream_is_one_only_where_the_endpoint_streams() -> None:
+    assert parse("/v1/completions", prompt="a", stream=True).stream
+    assert not parse("/v1/embeddings", input="a", stream=True).stream
+    assert not parse("/v1/completions", prompt="a", stream=0).stream
+    assert refusal("/v1/completions", prompt="a", stream="perhaps") == (400, "invalid_value", "stream")
 
 
 def test_a_tenants_salt_is_where_something_stays_in_a_cache() -> None:
@@ -210,3 +220,7 @@ def test_a_tenants_salt_is_where_something_stays_in_a_cache() -> None:
     assert parse("/v1/embeddings", input="a").of_tenant("salt").body["cache_salt"] == "salt"
     assert "cache_salt" not in parse("/tokenize", prompt="a").of_tenant("salt").body
     assert "cache_salt" not in parse("/v1/completions", prompt="a").of_tenant("").body
+    assert "cache_salt" not in parse("/tokenize", prompt="a", cache_salt="x").of_tenant("salt").body
+    own = parse("/v1/completions", prompt="a", cache_salt="x")
+    assert own.of_tenant("salt").body["cache_salt"] == "salt" + own.of_tenant("").body["cache_salt"]
+    assert "x" != own.of_tenant("").body["cache_salt"] != ""

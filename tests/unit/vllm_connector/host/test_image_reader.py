@@ -11,6 +11,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from tests.support.hostile.chunks import jpeg_that_is_fli
 from tests.support.hostile.images import saved
 from triptych_common.domain.media_bounds import DecodingBounds
+from triptych_common.runtime.media_settings import IMAGE_FORMATS
 from triptych_vllm_connector.decoding import images
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
@@ -48,7 +49,7 @@ TURNED[0x0112] = 6
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F"])
-@pytest.mark.parametrize("image_format", ["TIFF", "PNG", "JPEG2000"])
+@pytest.mark.parametrize("image_format", ["PNG", *IMAGE_FORMATS[IMAGE_FORMATS.index("TIFF") :]])
 def test_pixels_of_a_child_are_vllms_to_the_bit(
     mode: str, image_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ _PIECE_TAG = b"triptych.piece.v1"
 _PLAIN_TAG = b"triptych.plain.v1"
 _NAME_TAG = b"triptych.name.v1"
 _TENANT_CONTEXT = "triptych.tenant.v1"
+_CALLER_CONTEXT = "triptych.caller.v1"
 _OWNER_CONTEXT = "triptych.owner.v1"
 
 
@@ -85,6 +86,21 @@ def tenant_salt(tenant: str) -> str:
     The salt is no secret: callers may not set the fields that contain it.
     """
     return blake3(tenant.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest()
+
+
+def caller_salt(cache_salt: str) -> str:
+    """Return what a caller's own `cache_salt` adds behind the salt of its tenant; "" for none.
+
+    vLLM takes 128 characters at most; `tenant_of_salt` returns the tenant's part.
+    """
+    if not cache_salt:
+        return ""
+    return f".{blake3(cache_salt.encode(), derive_key_context=_CALLER_CONTEXT).hexdigest(16)}"
+
+
+def tenant_of_salt(salt: str) -> str:
+    """Return the tenant's part of a salt; "" for a caller without a tenant."""
+    return salt.partition(".")[0]
 
 
 def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None) -> str:

@@ -34,7 +34,10 @@ AUDIO_CODECS = (
     "vorbis",
 )
 # Pillow's names.
-TIFF_COMPRESSIONS = ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "group3", "group4")
+TIFF_COMPRESSIONS = (
+    *("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "group3", "group4"),
+    "jpeg",  # as scanners write colors
+)
 
 
 @dataclass(frozen=True, slots=True)

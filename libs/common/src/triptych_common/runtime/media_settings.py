@@ -19,7 +19,11 @@ from triptych_common.domain.media_options import OptionBounds, OptionRules
 from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN, Modality
 from triptych_common.runtime.settings import ServiceSettings
 
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # names of Pillow's formats
+# Names of Pillow's formats. TGA, which has no signature, is tried when no other format is found.
+IMAGE_FORMATS = (
+    *("PNG", "JPEG", "WEBP", "GIF", "BMP"),
+    *("TIFF", "AVIF", "JPEG2000", "PPM", "QOI", "ICO", "TGA"),
+)
 MAX_IMAGE_PIXELS = 64_000_000
 
 DECODING_SHARE = 0.9

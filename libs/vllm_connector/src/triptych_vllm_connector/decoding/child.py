@@ -23,7 +23,7 @@ import av
 import cv2
 import numpy as np
 import soundfile
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
 from triptych_common.domain.transient import is_transient
 from triptych_vllm_connector.decoding import messages
@@ -302,6 +302,7 @@ def main(channel: int, lifeline: int, num_bytes: int, max_output: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the host or its engine
     end_with_peer(lifeline)
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # else one per core, each with a stack that counts as memory
     Image.MAX_IMAGE_PIXELS = None  # the host has compared the size with its own limit
     with socket.socket(fileno=channel) as opened, contextlib.suppress(ConnectionError):
         serve(opened, Memory(num_bytes), max_output)

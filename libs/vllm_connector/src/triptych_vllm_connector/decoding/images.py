@@ -9,7 +9,7 @@ from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, num_jpeg_scans
 from triptych_common.domain.transient import is_transient
 
 # Formats whose decoders take time in proportion to the pixels, and no memory beyond them.
-BOUNDED_FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP"})
+BOUNDED_FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "ICO", "TGA"})
 MAX_SCANNED_PIXELS = 256_000_000
 """Pixels times scans of a JPEG that the host decodes, in about two seconds at most."""
 

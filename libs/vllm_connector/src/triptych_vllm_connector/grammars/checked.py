@@ -18,6 +18,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from triptych_common.domain.hashing import tenant_of_salt
 from triptych_vllm_connector.grammars.compiled import SLOW_FIELD
 from triptych_vllm_connector.grammars.compiler import GrammarCompiler, GrammarRefusedError
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
@@ -70,8 +71,8 @@ async def _checked(
         return params
     try:
         job = GrammarJob.try_from_params(params.structured_outputs, is_compact=is_compact)
-        tenant = prompt.get("cache_salt") if isinstance(prompt, dict) else None
-        slow = None if job is None else await compiler.compile(job, tenant or "")
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        slow = None if job is None else await compiler.compile(job, tenant_of_salt(salt or ""))
     except GrammarRefusedError as error:
         kind = next(name for name in _KINDS if getattr(params.structured_outputs, name) is not None)
         raise VLLMValidationError(f"{PARAM}.{kind} {error}", parameter=PARAM) from None

@@ -8,7 +8,7 @@ import orjson
 from cachetools import LRUCache
 
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.chat_request import SALT_FIELD, ChatRequest
 from triptych_gateway.request.content_parts import lists_before
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.routing.instances import Incarnation
@@ -47,7 +47,7 @@ class LocalPrefixes:
 
 def _item_prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Iterator[int]:
     """Yield for each item, in the prompt's order, a hash of all before it."""
-    done, before = 0, hash(request.tenant_salt)
+    done, before = 0, hash(request.body.get(SALT_FIELD))
     for item in items:
         messages, *within = lists_before(request.body, item.part.place)
         if done < len(messages):
@@ -105,7 +105,7 @@ def _message_prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Itera
             item.mm_hash
         )
     shape = orjson.dumps([body.get(name) for name in _SHAPES_PROMPT])
-    before = hash((request.tenant_salt, request.model, shape))
+    before = hash((request.body.get(SALT_FIELD), request.model, shape))
     for index, message in enumerate(messages):
         text = orjson.dumps(message)
         own = tuple(of_message.get(index, ()))

@@ -23,15 +23,24 @@ _OPERATIONS = {
 }
 
 
-class AnyChatBody(BaseModel):
-    """Fields that chats of all forms share."""
+CacheSalt = Annotated[str, Field(strict=True, pattern=r"^[^@/\\\x00]{1,128}$")]  # as vLLM has it
+
+
+class AnyBody(BaseModel):
+    """Fields that all bodies share. Without a model, or with an empty name, it is the one that is served."""
 
     model_config = ConfigDict(extra="allow")
 
-    model: StrictStr = Field(min_length=1)
-    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
-    stream: StrictBool | None = None
+    model: StrictStr | None = None
+    stream: bool | None = None  # 1 and "true" as well, as in vLLM
+    cache_salt: CacheSalt | None = None
     vllm_xargs: dict[str, Any] | None = None
+
+
+class AnyChatBody(AnyBody):
+    """Fields that chats of all forms share."""
+
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
 
 
 class ChatBody(AnyChatBody):
@@ -42,36 +51,28 @@ class ChatBody(AnyChatBody):
 
 
 class MessagesBody(AnyChatBody):
-    """Body of Anthropic's Messages API; vLLM checks `max_tokens`."""
+    """Body of Anthropic's Messages API, which demands a model; vLLM checks `max_tokens`."""
+
+    model: StrictStr = Field(min_length=1)
 
 
-class TextBody(BaseModel):
-    """Body of any other forwarded request, without a model for the one that is served."""
+class TextBody(AnyBody):
+    """Body of any other forwarded request."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: StrictStr | None = Field(default=None, min_length=1)
-    stream: StrictBool | None = None
     n: int | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
 
-class ResponseBody(BaseModel):
-    """Body of a response, without a model for the one that is served."""
+class ResponseBody(AnyBody):
+    """Body of a response."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: StrictStr | None = Field(default=None, min_length=1)
     input: Any  # text, or a list of objects
     instructions: StrictStr | None = None
-    stream: StrictBool | None = None
     store: StrictBool | None = True
     background: StrictBool | None = None
     previous_response_id: StrictStr | None = Field(default=None, min_length=1)
     truncation: StrictStr | None = None
     max_output_tokens: int | None = None
     tools: Any = None  # a list of objects
-    vllm_xargs: dict[str, Any] | None = None
 
 
 FormBody = AnyChatBody | ResponseBody

@@ -152,7 +152,10 @@ SCORED: Schema = {
     "description": "text, or an object whose `content` is a list of text parts; or a list of these",
     "anyOf": [TEXT, ANY_OBJECT, lists({"type": ["string", "object"]})],
 }
-STREAM: Schema = {**BOOLEAN, "description": "answer by server-sent events"}
+STREAM: Schema = {
+    "type": ["boolean", "integer", "string", "null"],  # `AnyBody` reads 0 and "false" as vLLM does
+    "description": "answer by server-sent events",
+}
 
 SAMPLED: Mapping[str, Schema] = {
     **of_kind(NUMBER, "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty"),

@@ -20,7 +20,7 @@ from starlette.types import Scope
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, Name
 from triptych_gateway.access.auth import Caller
-from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.chat_request import SALT_FIELD, ChatRequest
 from triptych_gateway.request.content_parts import Place
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.request_body import header_of
@@ -61,7 +61,7 @@ def chat_routing(
     items_at: Mapping[str, Set[MmHash]] | None = None,
 ) -> RoutingRequest:
     """Return the routing request of a chat; `items_at` are the items that each of several stores has."""
-    seed = (request.model, digest, request.tenant_salt)
+    seed = (request.model, digest, request.body.get(SALT_FIELD))
     by_place = {item.part.place: item.mm_hash for item in items}
     return RoutingRequest(
         request.model,
@@ -77,7 +77,7 @@ def text_routing(request: TextRequest, session: str) -> RoutingRequest | None:
     """Return the routing request of a request without media; None if nothing is computed for it."""
     if not request.is_computed:
         return None
-    seed = (request.model, None, request.body.get("cache_salt"))
+    seed = (request.model, None, request.body.get(SALT_FIELD))
     read_prompt = partial(_read_prompt, request.body, request.inputs, {}, seed)
     return RoutingRequest(request.model, session, (), request.num_prompt_bytes, read_prompt)
 

@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import caller_salt
 from triptych_common.domain.media_options import MAX_NAME_CHARS, OptionRules, refused_option
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
@@ -86,12 +87,12 @@ def _not_allowed(name: str) -> RequestError:
     return RequestError(400, "field_not_allowed", f"{name} may not be set by requests here", name)
 
 
-# Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
-# sets it counts on the isolation it stands for. `chat_template` is code, which prefill_decode would run.
-REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt", "chat_template")
+# Set by the gateway and the engines alone. `chat_template` is code, which prefill_decode would run.
+REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "chat_template")
+SALT_FIELD = "cache_salt"
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
 # vLLM rehash the item's uuid.
-STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
+STRIPPED_FIELDS = (*REFUSED_FIELDS, SALT_FIELD, "request_id", *OPTIONS_FIELDS)
 EMBEDS_FIELD = "prompt_embeds"
 
 FORMS: Mapping[ChatForm, Form] = {
@@ -111,7 +112,7 @@ DEFAULT_LIMITS = RequestSettings()
 class ChatRequest:
     """Valid chat request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
-    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
+    body: dict[str, Any]  # of `passed_body`, with the tenant's salt; media parts in place
     model: str  # "": the caller names none
     stream: bool
     media: tuple[MediaPart, ...]
@@ -140,8 +141,7 @@ class ChatRequest:
         """Return the request with its tenant's salt in the forwarded body; "" without a tenant."""
         if not salt:
             return self
-        body = {**self.body, "cache_salt": salt} if self.endpoint.is_computed else self.body
-        return replace(self, tenant_salt=salt, body=body)
+        return replace(self, tenant_salt=salt, body=salted_body(self.body, salt, self.endpoint))
 
     def with_model(self, model: str) -> Self:
         if model == self.model:
@@ -195,7 +195,7 @@ def parse_chat_request(
     if media:
         form.check_beside_media(fields)
     return ChatRequest(
-        body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
+        body=passed_body(fields, endpoint),
         model=body.model or "",
         stream=endpoint.streams and bool(body.stream),
         media=media,
@@ -301,12 +301,25 @@ def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
         raise RequestError(400, code, f"{path}: {first['msg']}", path) from error
 
 
+def passed_body(fields: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """Return the fields that are passed on: without STRIPPED_FIELDS, but with the caller's own salt."""
+    body = {name: value for name, value in fields.items() if name not in STRIPPED_FIELDS}
+    return salted_body(body, caller_salt(fields.get(SALT_FIELD) or ""), endpoint)
+
+
+def salted_body(body: dict[str, Any], salt: str, endpoint: Endpoint) -> dict[str, Any]:
+    """Return `body` with `salt` before the salt that it has, where the endpoint computes."""
+    if not salt or not endpoint.is_computed:
+        return body
+    return {**body, SALT_FIELD: salt + body.get(SALT_FIELD, "")}
+
+
 def refuse_privileged(fields: dict[str, Any], endpoint: Endpoint) -> None:
     """Refuse fields that only gateway and engines may set, and those the endpoint does not take."""
     for name in REFUSED_FIELDS:
         if fields.get(name) is not None:
             raise RequestError(400, "field_not_allowed", f"{name} may not be set by callers", name)
-    for name in REFUSED_FIELDS:
+    for name in (*REFUSED_FIELDS, SALT_FIELD):
         if name in (fields.get("vllm_xargs") or ()):
             path = f"vllm_xargs.{name}"
             raise RequestError(400, "field_not_allowed", f"{path} may not be set by callers", path)

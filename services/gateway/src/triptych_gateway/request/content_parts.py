@@ -7,8 +7,9 @@ A `Place` is the keys and indices that lead to a value:
 A request that names an uploaded file (`KnownFile`) rarely needs its bytes: identity, kind and size were found
 at the upload.
 
-vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
-text part may carry no media key at all, and `uuid` is never passed on: `named_items` knows what it names.
+vLLM reads a part without a `type`, and one that has a `uuid`, by the first media key it carries. So a text
+part with a `uuid` may carry no media key, other text parts none but null ones, and a media part is never
+passed on as it came; `named_items` knows what a `uuid` names.
 
 A media part may name an uploaded file by its `file_id`, in the place of a URL. A part of type `file` or
 `input_file` can do nothing else.
@@ -109,6 +110,19 @@ FILE_TYPES = frozenset({"file", "input_file"})  # of any kind, by its id
 MEDIA_TYPES = frozenset({*URL_TYPES, INPUT_AUDIO, *FILE_TYPES})
 UNSUPPORTED_TYPES = frozenset({"input_video"})
 EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+# Keys that tell what a part without a type is, in vLLM's order.
+UNTYPED_KEYS = (
+    "image_url",
+    "image_embeds",
+    "audio_embeds",
+    "video_embeds",
+    "prompt_embeds",
+    "audio_url",
+    "input_audio",
+    "video_url",
+    "tool_reference",
+)
+SKIPPED_TYPES = frozenset({"text", "refusal"})  # vLLM leaves such a part out if its text is null
 MEDIA_KEYS = (MEDIA_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
     "file"
 }
@@ -175,9 +189,7 @@ def find_media(content_place: Place, content: list[Any], first_item: int) -> Ite
             continue
         if not isinstance(part, dict):
             raise RequestError(400, "invalid_type", f"{path} must be an object", path)
-        part_type = part.get("type")
-        if not isinstance(part_type, str):
-            raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
+        part_type = _type_of(part, path)
         if part_type in MEDIA_TYPES:
             uuid = _uuid_of(part, path)
             if (named := _file_of(part, part_type, path)) is not None:
@@ -209,13 +221,22 @@ def check_text_parts(content: list[Any], path: str) -> None:
 def check_text_part(part: Any, path: str) -> None:
     if isinstance(part, str):
         return
-    part_type = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part_type, str):
-        raise RequestError(400, "invalid_type", f"{path} must be an object with a type", path)
+    if not isinstance(part, dict):
+        raise RequestError(400, "invalid_type", f"{path} must be an object", path)
+    part_type = _type_of(part, path)
     if part_type in MEDIA_TYPES:
         message = f"{path}: media are not served by this endpoint; send them in a chat completion"
         raise RequestError(400, "unsupported_content_part", message, path)
     _check_other(part, part_type, path)
+
+
+def _type_of(part: dict[str, Any], path: str) -> str:
+    part_type = part.get("type")
+    if part_type is None:
+        part_type = next((key for key in UNTYPED_KEYS if key in part), None)
+    if not isinstance(part_type, str):
+        raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
+    return part_type
 
 
 def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str] | None:
@@ -294,9 +315,11 @@ def _check_other(part: dict[str, Any], part_type: str, path: str) -> None:
     else:
         message = f"{path}: unknown content part type {part_type[:50]!r}"
         raise RequestError(400, "unknown_content_part", message, f"{path}.type")
-    if not isinstance(part.get(text_key), str):
+    text = part.get(text_key)
+    if not isinstance(text, str) and not (text is None and part_type in SKIPPED_TYPES):
         raise RequestError(400, "invalid_type", f"{path}.{text_key} must be a string", f"{path}.{text_key}")
-    smuggled = MEDIA_KEYS.intersection(part)
+    has_uuid = part.get("uuid") is not None
+    smuggled = {name for name in MEDIA_KEYS.intersection(part) if has_uuid or part[name] is not None}
     if smuggled:
         name = min(smuggled)
         message = f"{path} is a text part and may not have {name!r}"

@@ -21,6 +21,7 @@ from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read
 PREFIX_BYTES = 16  # as much as Pillow gives to those tests
 PCD_SIGNATURE = (2048, b"PCD_")  # Pillow's reader has no test of the first bytes
 SPIDER_FLOATS = 27  # its header, in either order of bytes; likewise
+NO_CURSORS = b"\0\0\2\0\0\0"  # a file of no cursors is none; most of TGA's begin so
 
 
 def check_one_format(content: bytes, path: str, image_format: str) -> None:
@@ -42,7 +43,7 @@ def _formats_that_accept(content: bytes) -> Iterator[str]:
     Image.init()  # every reader's test; once
     prefix = content[:PREFIX_BYTES]
     for name, (_, accepts) in Image.OPEN.items():
-        if accepts is not None and accepts(prefix):
+        if accepts is not None and accepts(prefix) and not (name == "CUR" and prefix[:6] == NO_CURSORS):
             yield name
     offset, signature = PCD_SIGNATURE
     if content[offset : offset + len(signature)] == signature:

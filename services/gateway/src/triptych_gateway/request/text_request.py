@@ -15,11 +15,12 @@ from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind, TextBody
 from triptych_gateway.request.body_bounds import check_bounds, check_fields, prompt_too_large
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (
-    STRIPPED_FIELDS,
     RequestOptions,
     parse_object,
+    passed_body,
     refuse_privileged,
     run_parse,
+    salted_body,
     validate_body,
 )
 from triptych_gateway.request.content_parts import MediaPart, check_text_part, check_text_parts
@@ -35,15 +36,20 @@ MAX_LISTS = 2  # lists of lists of token ids, or of messages
 class TextRequest:
     """Valid request without media."""
 
-    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt where it is one's
+    body: dict[str, Any]  # of `passed_body`, with the tenant's salt where it is one's
     model: str  # "": the caller names none
     stream: bool
     inputs: tuple[str, ...]
-    is_computed: bool  # by the model: it leaves something in a cache, and takes time of the engine
+    endpoint: Endpoint
     num_prompt_bytes: int
     checked_tokens: frozenset[str]
     media: tuple[MediaPart, ...] = ()
     num_media_bytes: int = 0
+
+    @property
+    def is_computed(self) -> bool:
+        """True if the model computes it: it leaves something in a cache, and takes time of the engine."""
+        return self.endpoint.is_computed
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         unchecked = frozenset(tokens) - self.checked_tokens
@@ -51,9 +57,7 @@ class TextRequest:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
     def of_tenant(self, salt: str) -> Self:
-        if not salt or not self.is_computed:
-            return self
-        return replace(self, body={**self.body, "cache_salt": salt})
+        return replace(self, body=salted_body(self.body, salt, self.endpoint))
 
     def with_model(self, model: str) -> "TextRequest":
         if model == self.model:
@@ -85,16 +89,15 @@ def parse_text_request(
     _check_stream(body, endpoint)
     if len(raw) > limits.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.max_prompt_bytes)
-    is_computed = endpoint.is_computed
-    if is_computed:
+    if endpoint.is_computed:
         guard.check_texts(fields, (), endpoint.inputs)
     check_fields(fields, endpoint, limits, len(raw))
     return TextRequest(
-        body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
+        body=passed_body(fields, endpoint),
         model=body.model or "",
         stream=endpoint.streams and bool(body.stream),
         inputs=endpoint.inputs,
-        is_computed=is_computed,
+        endpoint=endpoint,
         num_prompt_bytes=len(raw),
         checked_tokens=guard.tokens_of(body.model or ""),
     )

@@ -34,12 +34,16 @@ def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) ->
         raise RequestError(400, "too_many_items", fault, media[max_items].path)
 
 
-def check_role(message: Fields, roles: frozenset[str], path: str) -> str:
-    """Return the role of the message at `path`. Raises RequestError: 400."""
+def check_role(message: Fields, roles: frozenset[str] | None, path: str) -> str:
+    """Return the role of the message at `path`; `roles` None: any, which the model's template may refuse.
+
+    Raises:
+        RequestError: 400.
+    """
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
-    if role not in roles:
+    if roles is not None and role not in roles:
         raise RequestError(400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role")
     return role
 
@@ -48,14 +52,11 @@ def not_beside_media(name: str) -> RequestError:
     return RequestError(400, "unsupported", f"{name} is not served together with media", name)
 
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-
-
 def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
     media: list[MediaPart] = []
     for index, message in enumerate(fields["messages"]):
         path = f"messages[{index}]"
-        role = check_role(message, ROLES, path)
+        role = check_role(message, None, path)
         content = message.get("content")
         if isinstance(content, list):
             found = find_media(("messages", index, "content"), content, len(media))
