@@ -3,6 +3,7 @@
 The grammar `root ::= "a" | root root` compiles at once. Its 200th token costs 5 ms of the engine's thread
 and its 1,600th costs seconds: xgrammar's parser takes cubic time for ambiguous grammars. All requests of the
 batch wait meanwhile. All choices of a caller's request share one allowance, since one step has them all.
+Requests share a step: where several grammars are costly at once, each of them has less (`EngineStep`).
 
 A call of xgrammar cannot be interrupted, and vocabularies have tokens of more than 100 spaces: with an
 ambiguous grammar one such token costs seconds. So a long token is tried in pieces first, which end with the
@@ -13,12 +14,12 @@ import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.grammars.allowance import Allowance
+from triptych_vllm_connector.grammars.allowance import Allowance, EngineStep
 from triptych_vllm_connector.seams.replacing import is_wrapped, replace, require_names
 
 log = get_logger(__name__)
@@ -38,18 +39,20 @@ class Account:
     """Allowance of one caller's request, until it is spent."""
 
     name: str = ""
+    step: EngineStep = field(default_factory=EngineStep)
     allowance: Allowance = field(default_factory=Allowance)
     is_spent: bool = False  # for good: a refused token may be a draft that stays in the matcher
     long_tokens: Mapping[int, bytes] = field(default_factory=dict)
 
     def charge(self, cpu_s: float) -> None:
         """Add what a call has taken."""
-        if not self.allowance.take(cpu_s) and not self.is_spent:
+        if not self.step.take(self.allowance, cpu_s) and not self.is_spent:
             self.is_spent = True
             log.warning(
                 "request ended: its grammar costs too much with each token",
                 request_id=self.name,
                 cpu_s=round(cpu_s, 3),
+                step_cpu_s=round(self.step.cpu_s, 3),
                 num_tokens=self.allowance.num_tokens,
             )
 
@@ -57,7 +60,8 @@ class Account:
 class Accounts:
     """Accounts of recent requests, by name. vLLM makes grammars in several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: EngineStep) -> None:
+        self._step = step
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._long_tokens: dict[int, bytes] | None = None
         self._lock = threading.Lock()
@@ -72,7 +76,9 @@ class Accounts:
             if self._long_tokens is None:
                 texts = enumerate(grammar.ctx.tokenizer_info.decoded_vocab)
                 self._long_tokens = {token: text for token, text in texts if len(text) > PIECE_BYTES}
-            account = self._accounts.setdefault(name, Account(name, long_tokens=self._long_tokens))
+            account = self._accounts.setdefault(
+                name, Account(name, self._step, long_tokens=self._long_tokens)
+            )
             self._accounts.move_to_end(name)
             if len(self._accounts) > MAX_ACCOUNTS:
                 self._accounts.popitem(last=False)
@@ -89,8 +95,16 @@ def bound_token_cost() -> None:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar as Grammar
 
     fill_bitmask, accept_tokens = Grammar.fill_bitmask, Grammar.accept_tokens
+    validate_tokens, grammar_bitmask = Grammar.validate_tokens, Manager.grammar_bitmask
     if is_wrapped(accept_tokens):
         return
+    step = EngineStep()
+    accounts = Accounts(step)
+
+    @functools.wraps(grammar_bitmask)
+    def begin_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step.begin()
+        return grammar_bitmask(self, *args, **kwargs)
 
     @functools.wraps(fill_bitmask)
     def fill_counted(self: Any, bitmask: Any, idx: int) -> None:
@@ -105,22 +119,35 @@ def bound_token_cost() -> None:
     @functools.wraps(accept_tokens)
     def accept_counted(self: Any, request_id: str, tokens: list[int]) -> bool:
         account = _account_of(self)
-        if account.is_spent:
-            return False
         for token in tokens:
-            text = account.long_tokens.get(token)
-            if text and not _is_affordable(self.matcher, text, account):
+            if account.is_spent:
                 return False
-            began_s, num_before = time.thread_time(), self.num_processed_tokens
-            is_accepted = accept_tokens(self, request_id, [token])
-            if not text:
-                account.charge(time.thread_time() - began_s)
+            num_before = self.num_processed_tokens
+            accept_next = functools.partial(accept_tokens, self, request_id, [token])
+            is_accepted = _accept(self.matcher, token, account, accept_next)
             account.allowance.earn(self.num_processed_tokens, self.num_processed_tokens - num_before)
             if not is_accepted:
                 return False
         return not account.is_spent
 
-    create_grammar, accounts = Manager._create_grammar, Accounts()
+    @functools.wraps(validate_tokens)
+    def validate_counted(self: Any, tokens: list[int]) -> list[int]:
+        """Do as vLLM's function does, until the allowance is spent; draft tokens earn nothing."""
+        account, matcher = _account_of(self), self.matcher
+        valid: list[int] = []
+        try:
+            for token in tokens:
+                if account.is_spent or matcher.is_terminated():
+                    break
+                if not _accept(matcher, token, account, functools.partial(matcher.accept_token, token)):
+                    break
+                valid.append(token)
+        finally:
+            if valid:
+                matcher.rollback(len(valid))
+        return valid
+
+    create_grammar = Manager._create_grammar
 
     @functools.wraps(create_grammar)
     def create_with_account(self: Any, request: Any) -> Any:
@@ -131,8 +158,22 @@ def bound_token_cost() -> None:
 
     replace(Grammar, "fill_bitmask", fill_counted, used_by=(Manager._fill_bitmasks,))
     replace(Grammar, "accept_tokens", accept_counted, used_by=(Manager.accept_tokens,))
+    require_names((validate_tokens,), "accept_token", "is_terminated", "rollback")
+    replace(Grammar, "validate_tokens", validate_counted, used_by=(Manager.validate_tokens,))
+    replace(Manager, "grammar_bitmask", begin_step, used_by=(Scheduler.get_grammar_bitmask,))
     replace(Manager, "_create_grammar", create_with_account, used_by=(Manager.grammar_init,))
     require_names((Scheduler.update_from_output,), "accept_tokens")
+
+
+def _accept(matcher: Any, token: int, account: Account, accept: Callable[[], bool]) -> bool:
+    """Call `accept`, unless the token is long and costs more than the request may take; charge it."""
+    text = account.long_tokens.get(token)
+    if text:
+        return _is_affordable(matcher, text, account) and accept()
+    began_s = time.thread_time()
+    is_accepted = accept()
+    account.charge(time.thread_time() - began_s)
+    return is_accepted
 
 
 def _is_affordable(matcher: Any, text: bytes, account: Account) -> bool:
