@@ -4,12 +4,12 @@
     ./triptych bench hostile --fuzz-minutes 10 [--seed 1] [--encoders 0] [--large-vocabulary]
 
 One gateway, one encoder and two prefill_decodes serve the demo model. The neighbour asks for a text, a known
-image, a new image and a JSON object, one after the other, without a pause. It does so alone first, then while
-the attacker sends each of `ATTACKS`, several at once. Reported of each attack: statuses and longest time of
-its own requests; how much longer the neighbour's slowest request took than the slowest of its kind before;
-the largest growth of a process's memory; the longest stop of a loop of gateway, prefill_decodes and their
-EngineCores, in CPU seconds of its thread; how soon everything of its requests was given back. Then the
-attacker sends the same again and hangs up after `HANG_UP_S`.
+image, a new image, a JSON object and one with a schema, one after the other, without a pause. It does so
+alone first, then while the attacker sends each of `ATTACKS`, several at once. Reported of each attack:
+statuses and longest time of its own requests; how much longer the neighbour's slowest request took than the
+slowest of its kind before; the largest growth of a process's memory; the longest stop of a loop of gateway,
+prefill_decodes and their EngineCores, in CPU seconds of its thread; how soon everything of its requests was
+given back. Then the attacker sends the same again and hangs up after `HANG_UP_S`.
 
 The exit code is 1 if a process ended, if the neighbour got an answer that failed or differs from its answer
 alone, if a loop stopped for more than `MAX_STOP_S`, if a place, a request, a pin or a process that
@@ -61,7 +61,7 @@ from tests.support.real.system import System, running_system  # noqa: E402
 
 CHAT = "/chat/completions"
 ENGINE_ARGS = "--dtype=float32"
-KINDS = ("text", "known image", "new image", "json")
+KINDS = ("text", "known image", "new image", "json", "schema")
 TIMEOUT_S = 300.0
 SAMPLE_S = 0.25
 HANG_UP_S = 1.0
@@ -108,6 +108,41 @@ def _properties(number: int) -> Body:
     return {"type": "object", "properties": {f"field_{n}": {"type": "string"} for n in range(number)}}
 
 
+RECORD: Body = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "day": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
+        "parts": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+    },
+    "required": ["name", "day", "parts"],
+    "additionalProperties": False,
+}
+
+
+def _costly_grammars(number: int) -> list[tuple[str, Body]]:
+    """Grammars that cost much with each token, behind a beginning that compile processes seldom meet.
+
+    A `logit_bias` would make any model begin so; one that counts does so by itself.
+    """
+    repeated = "|".join(f".{{1,{500 + each}}}{each}" for each in range(8))
+    kinds: list[dict[str, Any]] = [
+        {"grammar": "root ::= [^0-9] [^#]* | [0-9] r\nr ::= r r | [a-z0-9 ]"},
+        {"grammar": "root ::= [^0-9] [^#]* | [0-9] s\ns ::= [a-z0-9 ] s [a-z0-9 ] | [0-9]"},
+        {"grammar": 'root ::= [^0-9] [^#]* | [0-9] r\nr ::= r r | r r r | [0-9] | " "'},
+        {"json": {"type": "string", "pattern": f"^([^0-9].*|[0-9]({repeated}))$"}},
+    ]
+    bodies = []
+    for each in range(number):
+        kind = kinds[each % len(kinds)]
+        if "grammar" in kind:
+            kind = {"grammar": f"# {each}\n{kind['grammar']}"}
+        else:
+            kind = {"json": {**kind["json"], "title": f"{each}"}}
+        bodies.append(_chat("count from one", max_tokens=1_000, structured_outputs=kind))
+    return bodies
+
+
 def _jpeg_2000_video(num_frames: int = 40, size: int = 128) -> Part:
     """AVI of noise in JPEG 2000, which takes long to decode."""
     file = io.BytesIO()
@@ -146,6 +181,7 @@ def attacks() -> list[Attack]:
         Attack("JPEG 2000 video", [_chat([_jpeg_2000_video(), text_part("what is this?")])], 8),
         Attack("128 choices", [_chat(n=128, max_tokens=4_000)]),
         Attack("any character", [_chat(n=128, **_schema({"type": "string", "pattern": "^.{1,500}$"}))]),
+        Attack("16 costly grammars", _costly_grammars(16), 1),
         Attack("nested stars", [_chat(n=16, max_tokens=2_000, structured_outputs={"regex": "((.*)*)*"})]),
         Attack(
             "log probabilities of 16 prompts",
@@ -195,6 +231,7 @@ class Neighbour:
             "known image": lambda: _chat([self._known, text_part("what is this?")]),
             "new image": lambda: _chat([new_image(self._rng, 224), text_part("what is this?")]),
             "json": lambda: _chat("an object", response_format={"type": "json_object"}),
+            "schema": lambda: _chat("a record", max_tokens=32, **_schema(RECORD)),
         }[kind]()
         status, content, seconds = await self._caller.post(CHAT, body)
         if status != 200:

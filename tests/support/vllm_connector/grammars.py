@@ -21,11 +21,17 @@ TOKENIZER = xgrammar.TokenizerInfo(
 )
 
 
-@functools.cache
 def large_vocabulary() -> xgrammar.TokenizerInfo:
     """The 150,000 tokens of byte-level BPE that mistral_common, which vLLM needs, has in its package."""
+    return vocabulary(150_000)
+
+
+@functools.cache
+def vocabulary(num_tokens: int) -> xgrammar.TokenizerInfo:
+    """Return the first of them, the bytes and those that most texts have, and one that ends the answer."""
     file = importlib.resources.files("mistral_common") / "data" / "tekken_240911.json"
-    tokens = [base64.b64decode(each["token_bytes"]) for each in json.loads(file.read_text())["vocab"]]
+    entries = json.loads(file.read_text())["vocab"][:num_tokens]
+    tokens = [base64.b64decode(each["token_bytes"]) for each in entries]
     return xgrammar.TokenizerInfo(
         [*tokens, b"<eos>"],
         vocab_type=xgrammar.VocabType.RAW,

@@ -1,6 +1,13 @@
-"""Allowance of a request's grammar: a leaky bucket."""
+"""Allowance of a request's grammar: a leaky bucket, and a share of what all of a step may take."""
 
-from triptych_vllm_connector.grammars.allowance import FREE_S, PER_STEP_S, PER_TOKEN_S, Allowance
+from triptych_vllm_connector.grammars.allowance import (
+    FREE_S,
+    PER_STEP_S,
+    PER_TOKEN_S,
+    SHARED_DEBT_S,
+    Allowance,
+    EngineStep,
+)
 
 
 def test_what_cheap_tokens_leave_is_not_kept_for_later_steps() -> None:
@@ -25,3 +32,33 @@ def test_a_step_earns_once_for_all_choices() -> None:
         allowance.earn(1, 1)
     assert abs(1.0 - allowance.debt_s - PER_STEP_S - 128 * PER_TOKEN_S) < 1e-9
     assert (allowance.num_steps, allowance.num_tokens) == (1, 128)
+
+
+def test_a_step_that_is_full_ends_those_that_owe_more_than_a_share() -> None:
+    step = EngineStep()
+    costly = [Allowance() for _ in range(64)]
+    allowed = [step.take(each, 1.1 * SHARED_DEBT_S) for each in costly]
+    assert allowed == [True] * 4 + [False] * 60
+    assert not step.take(costly[0], 2 * PER_STEP_S)
+
+
+def test_a_step_that_is_full_ends_nobody_who_owes_less() -> None:
+    step = EngineStep()
+    assert all(step.take(Allowance(), 0.9 * SHARED_DEBT_S) for _ in range(64))
+    assert step.cpu_s > 10 * FREE_S
+
+
+def test_a_call_that_a_step_pays_for_ends_nobody_in_a_full_step() -> None:
+    step, ours = EngineStep(), Allowance()
+    for _ in range(64):
+        step.take(Allowance(), FREE_S)
+    for _ in range(int(FREE_S / PER_STEP_S) - 1):
+        assert step.take(ours, PER_STEP_S)
+    assert ours.debt_s > SHARED_DEBT_S
+
+
+def test_the_next_step_begins_empty() -> None:
+    step = EngineStep()
+    step.take(Allowance(), FREE_S)
+    step.begin()
+    assert step.take(Allowance(), FREE_S)

@@ -1,21 +1,34 @@
 """CPU of a compiled grammar with each token is bounded in vLLM's own class."""
 
 import json
+import random
+import threading
 import time
 import warnings
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.vllm_connector.grammars import NUM_TOKENS, TOKENIZER, large_vocabulary
+from tests.support.vllm_connector.grammars import (
+    NUM_TOKENS,
+    OBJECT,
+    OF_EACH_KIND,
+    TOKENIZER,
+    large_vocabulary,
+    vocabulary,
+)
 from triptych_vllm_connector.grammars import allowance, token_cost
-from triptych_vllm_connector.grammars.allowance import FREE_S, exceeds_allowance
+from triptych_vllm_connector.grammars.allowance import FREE_S, exceeds_allowance, longest_runs
 from triptych_vllm_connector.grammars.compile_server import compile_grammar
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
 from triptych_vllm_connector.grammars.token_cost import GROUP_FIELD, bound_token_cost
+from triptych_vllm_connector.grammars.trial_masks import TrialVocabularies
 
 with warnings.catch_warnings(action="ignore"):  # importing torch warns
+    import torch
     import xgrammar
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
@@ -26,8 +39,12 @@ AMBIGUOUS = GrammarJob("ebnf", 'root ::= "a" | root root')  # cubic: its thousan
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fill_bitmask", "accept_tokens"):  # restored in the end
-        monkeypatch.setattr(XgrammarGrammar, name, getattr(XgrammarGrammar, name))
+    for owner, names in (
+        (XgrammarGrammar, ("fill_bitmask", "accept_tokens", "validate_tokens", "rollback")),
+        (StructuredOutputManager, ("grammar_bitmask",)),
+    ):
+        for name in names:  # restored in the end
+            monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(StructuredOutputManager, "_create_grammar", lambda _, request: request.grammar)
     bound_token_cost()
 
@@ -94,7 +111,7 @@ def test_all_choices_of_a_request_share_its_allowance(
     now, filled = [0.0], []
 
     def fill(matcher: Any, mask: Any, index: int) -> None:
-        now[0] += FREE_S / 4
+        now[0] += FREE_S / 5.5
         filled.append(index)
 
     compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), TOKENIZER)
@@ -105,10 +122,147 @@ def test_all_choices_of_a_request_share_its_allowance(
     mask.fill_(0)
     for index, each in enumerate(choices):
         each.fill_bitmask(mask, index)
-    assert filled == [*range(100 if group is None else 5)]
+    assert filled == [*range(100 if group is None else 6)]
     accepted = [each.accept_tokens("request", [ord("a")]) for each in choices]
     assert not any(accepted) if group else all(accepted)
     assert group is None or mask[99].eq(-1).all(), "any token: it is refused"
+
+
+class Engine:
+    """Steps of an engine with vLLM's `StructuredOutputManager`, on a clock that counts masks alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0  # of all threads
+        self.costs_s: dict[int, list[float]] = {}  # of a grammar's next masks, by the id of its matcher
+        config: Any = SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend=None),
+            scheduler_config=SimpleNamespace(max_num_seqs=1024),
+            model_config=SimpleNamespace(skip_tokenizer_init=True, is_diffusion=False),
+            structured_outputs_config=SimpleNamespace(enable_in_reasoning=True),
+            num_speculative_tokens=0,
+        )
+        self.manager = StructuredOutputManager(config)
+        self.manager.backend = SimpleNamespace(  # type: ignore[assignment]
+            allocate_token_bitmask=lambda num_rows: xgrammar.allocate_token_bitmask(num_rows, NUM_TOKENS)
+        )
+        fill, lock, thread = (
+            xgrammar.GrammarMatcher.fill_next_token_bitmask,
+            threading.Lock(),
+            threading.local(),
+        )
+
+        def fill_at_cost(matcher: Any, *args: Any) -> Any:
+            costs = self.costs_s.get(id(matcher))
+            cost_s = costs.pop(0) if costs else 0.0
+            thread.now_s = getattr(thread, "now_s", 0.0) + cost_s
+            with lock:
+                self.now_s += cost_s
+            return fill(matcher, *args)
+
+        def thread_time() -> float:
+            return float(getattr(thread, "now_s", 0.0))
+
+        monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill_at_cost)
+        monkeypatch.setattr(token_cost, "time", SimpleNamespace(thread_time=thread_time))
+
+    def step(self, grammars: Mapping[str, XgrammarGrammar], token: int) -> list[str]:
+        """Fill the masks of all requests, and accept `token` for each; return those that have ended."""
+        requests: dict[str, Any] = {
+            name: SimpleNamespace(
+                request_id=name,
+                use_structured_output=True,
+                structured_output_request=SimpleNamespace(grammar=grammar),
+            )
+            for name, grammar in grammars.items()
+        }
+        self.manager.grammar_bitmask(requests, [*requests], {})
+        return [name for name, each in requests.items() if not self.manager.accept_tokens(each, [token])]
+
+    def run(self, costs_s: Mapping[str, list[float]], num_steps: int) -> set[str]:
+        """Return the requests that end within the steps, of those whose masks cost as much."""
+        compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), TOKENIZER)
+        running = {name: choices_of(compiled, NUM_TOKENS, 1, group=name)[0] for name in costs_s}
+        for name, grammar in running.items():
+            self.costs_s[id(grammar.matcher)] = [*costs_s[name]]
+        ended = set()
+        for _ in range(num_steps):
+            gone = self.step(running, ord("a"))
+            ended |= {*gone}
+            for name in gone:
+                del running[name]
+        return ended
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    made = Engine(monkeypatch)
+    yield made
+    made.manager.executor_for_fillmask.shutdown()
+
+
+@pytest.mark.parametrize("number", [64, 256], ids=["in one thread", "in several"])
+def test_costly_grammars_of_many_requests_share_a_step(engine: Engine, number: int) -> None:
+    """Each alone would be within its allowance for five steps."""
+    costs_s = {f"req-{each}": [0.06] * 5 for each in range(number)}
+    assert engine.run(costs_s, 5) == {*costs_s}
+    assert engine.now_s <= FREE_S + 2 * 0.06 * number
+
+
+STRING_S = 0.0027  # of a mask behind which 20 strings with a `maxLength` may begin
+DEAR_S = 0.03
+
+
+def test_honest_requests_go_on_beside_costly_ones(engine: Engine) -> None:
+    """64 begin a string in the same step and in others, one has a dear mask; together they exceed a share."""
+    honest = {f"req-{each}": [STRING_S] * 40 for each in range(64)}
+    honest |= {"req-64": [DEAR_S] + [STRING_S] * 39, **{f"req-{65 + each}": [DEAR_S] for each in range(16)}}
+    assert sum(each[0] for each in honest.values()) > 2 * FREE_S
+    hostile = {f"req-{128 + each}": [0.2] * 40 for each in range(8)}
+    assert engine.run({**hostile, **honest}, 40) == {*hostile}
+
+
+def test_choices_of_an_honest_request_go_on_in_a_step_that_others_fill(engine: Engine) -> None:
+    """Together they owe more than a costly request may, each call less than a step earns."""
+    compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), TOKENIZER)
+    grammars = {
+        f"{group}-{index}": each
+        for group, number in (("req-200", 40), ("req-201", 64), ("req-202", 80))
+        for index, each in enumerate(choices_of(compiled, NUM_TOKENS, number, group=group))
+    }
+    for each in grammars.values():
+        engine.costs_s[id(each.matcher)] = [STRING_S]
+    assert not engine.step(grammars, ord("a"))
+    assert engine.now_s > FREE_S
+
+
+def test_a_draft_token_is_valid_as_vllm_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    validate = XgrammarGrammar.validate_tokens.__wrapped__  # type: ignore[attr-defined]
+    for pattern, texts in (("[a-z]*1", ("abc1", "a1b", "1", "-a", "ab-", "")), (" {128}b", (" b", "b"))):
+        compiled = compile_grammar(GrammarJob("regex", pattern)._asdict(), OF_SPACES)
+        for text in texts:
+            for tokens in ([*text.encode()], [SPACES, *text.encode()], [*text.encode(), SPACES + 1]):
+                (grammar,) = choices_of(compiled, 258, 1, group=None)
+                assert grammar.validate_tokens(tokens) == validate(grammar_of(compiled, 258), tokens)
+                assert grammar.num_processed_tokens == 0
+                assert grammar.accept_tokens("request", grammar.validate_tokens(tokens)), "it is as it was"
+
+
+def test_draft_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM validates them in the engine's loop, and again when it fills their masks."""
+    compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), TOKENIZER)
+    (grammar,) = choices_of(compiled, NUM_TOKENS, 1, group="req-5")
+    now_s, accept = [0.0], xgrammar.GrammarMatcher.accept_token
+
+    def accept_at_cost(matcher: Any, token: int) -> bool:
+        now_s[0] += FREE_S / 2.5
+        return accept(matcher, token)
+
+    monkeypatch.setattr(token_cost, "time", SimpleNamespace(thread_time=lambda: now_s[0]))
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "accept_token", accept_at_cost)
+    assert grammar.validate_tokens([ord("a")] * 8) == [ord("a")] * 3
+    assert now_s[0] == pytest.approx(3 * FREE_S / 2.5), "no more of them are parsed"
+    assert grammar.validate_tokens([ord("a")]) == []
+    assert not grammar.accept_tokens("request", [ord("a")])
 
 
 SPACES = 256  # a token of 128 spaces, as many vocabularies have it
@@ -147,6 +301,82 @@ def test_a_long_token_that_is_cheap_is_accepted_once() -> None:
     assert grammar.matcher.is_completed()
 
 
+# ---- trials of a mask ----------------------------------------------------------------------------------
+def hidden_alternatives(number: int) -> GrammarJob:
+    """A pattern whose mask behind `#` takes seconds with 150,000 tokens, and any other beginning nothing."""
+    parts = "|".join(f".{{1,{500 + each}}}{each}" for each in range(number))
+    return GrammarJob("json", json.dumps({"type": "string", "pattern": f"^([^#]*|#({parts}))$"}))
+
+
+def test_a_mask_that_a_trial_shows_to_be_too_costly_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = vocabulary(2000)
+    compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), tokenizer)
+    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group="req-6")
+    now_s, cost_s, filled = [0.0], [0.001], list[Any]()
+
+    def fill(matcher: Any, *_: Any) -> None:
+        now_s[0] += cost_s[0]
+        filled.append(matcher)
+
+    monkeypatch.setattr(token_cost, "time", SimpleNamespace(thread_time=lambda: now_s[0]))
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill)
+    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
+    grammar.fill_bitmask(mask, 0)
+    assert filled[-1] is grammar.matcher
+    assert grammar.accept_tokens("request", [ord("a")])
+    filled.clear()
+    cost_s[0] = FREE_S / 10
+    grammar.fill_bitmask(mask, 0)
+    assert filled
+    assert grammar.matcher not in filled
+    assert not grammar.accept_tokens("request", [ord("a")])
+
+
+def allowed(mask: torch.Tensor) -> set[int]:
+    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+    return {*np.flatnonzero(bits).tolist()}
+
+
+@pytest.mark.parametrize(
+    "job", [job for job, _, _ in OF_EACH_KIND] + [OBJECT, GrammarJob("regex", "[a-z ]*1")]
+)
+def test_trials_are_masks_for_a_part_of_the_vocabulary(job: GrammarJob) -> None:
+    """Also behind draft tokens that vLLM takes back, of which the last may end the answer."""
+    tokenizer, rng = vocabulary(40_000), random.Random(1)
+    (stop,) = tokenizer.stop_token_ids
+    texts = tokenizer.decoded_vocab
+    parts = TrialVocabularies(tokenizer).parts
+    assert [len(part) * 50 < len(texts) for part in parts] == [True, True]
+    assert len(parts[0]) < len(parts[1])
+    compiled = compile_grammar(job._asdict(), tokenizer)
+    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=None)
+    trial = token_cost._trial_of(grammar)
+    assert trial is not None
+    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
+    num_trials = 0
+
+    def accept_any() -> bool:
+        nonlocal num_trials
+        grammar.fill_bitmask(mask, 0)
+        tokens = {each for each in allowed(mask) if each < len(texts)}  # the last word has more bits
+        for index, part in enumerate(parts):
+            num_trials += 1
+            found = {part[each] for each in allowed(trial.fill(index)) if each < len(part)}
+            assert found == {texts[each] for each in tokens - {stop}} & {*part}
+        return bool(grammar.accept_tokens("request", [rng.choice(sorted(tokens - {stop} or tokens))]))
+
+    for _ in range(32):
+        num_drafts = 0
+        while num_drafts < 3 and not grammar.is_terminated():
+            assert accept_any()
+            num_drafts += 1
+        grammar.rollback(num_drafts)
+        assert accept_any()
+        if grammar.is_terminated():
+            break
+    assert num_trials > 4
+
+
 # ---- with a vocabulary as large as those of models that are served ------------------------------------
 ALLOWED = {
     "object": {"type": "object"},
@@ -162,6 +392,124 @@ REFUSED = {
 }
 
 
+def typical(depth: int = 3) -> dict[str, Any]:
+    """Return a schema as they are sent to extract records, nested."""
+    properties: dict[str, Any] = {
+        "id": {"type": "integer", "minimum": 0},
+        "name": {"type": "string"},
+        "email": {"type": "string", "format": "email"},
+        "day": {"type": "string", "format": "date"},
+        "zip": {"type": "string", "pattern": "^[0-9]{5}(-[0-9]{4})?$"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "score": {"type": "number"},
+        "kind": {"enum": ["first", "second", "third"]},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 8},
+    }
+    if depth:
+        properties["parts"] = {"type": "array", "items": typical(depth - 1)}
+        properties["owner"] = typical(depth - 1)
+    return {
+        "type": "object", "properties": properties, "required": [*properties], "additionalProperties": False,
+    }  # fmt: skip
+
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["name", "children"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+HONEST = {
+    "any object": {"type": "object"},
+    "records": typical(),
+    "tree": TREE,
+    "list of records": {"type": "array", "items": typical(0), "minItems": 1},
+    "enum of 500": {"enum": [f"label number {number}" for number in range(500)]},
+    "optional properties": {
+        "type": "object",
+        "properties": {f"f{n}": {"type": "string"} for n in range(100)},
+    },
+    "numbers": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+    "identifiers": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,8}$"}},
+    "counted words": {"type": "string", "pattern": "^([a-z]+ ){1,50}$"},
+    "short text": {"type": "string", "pattern": "^.{1,50}$"},
+    **{name: ALLOWED[name] for name in ("enum", "counted pattern", "alternatives")},
+}
+EXPRESSIONS = {
+    "words": GrammarJob("regex", r"(\w+ )*\w+"),
+    "lines": GrammarJob("regex", r"(- .*\n)+"),
+    "date": GrammarJob("regex", r"\d{4}-\d{2}-\d{2}"),
+    "sum": GrammarJob("ebnf", 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
+    "select": GrammarJob(
+        "ebnf",
+        'root ::= "SELECT " name (", " name)* " FROM " name (" WHERE " name " = " value)?\n'
+        'name ::= [a-z_]+\nvalue ::= "\'" [^\']* "\'" | [0-9]+',
+    ),
+    "choice": GrammarJob("ebnf", 'root ::= "yes" | "no" | "perhaps"'),
+}
+JOBS = {**{name: GrammarJob("json", json.dumps(each)) for name, each in HONEST.items()}, **EXPRESSIONS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_honest_grammars_have_all_their_tokens_with_150000_tokens(name: str) -> None:
+    tokenizer, rng = large_vocabulary(), random.Random(2)
+    compiled = compile_grammar(JOBS[name]._asdict(), tokenizer)
+    assert not exceeds_allowance(compiled, tokenizer.vocab_size, longest_runs(tokenizer.decoded_vocab))
+    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
+    for _ in range(3):
+        (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=None)
+        for _ in range(200):
+            grammar.fill_bitmask(mask, 0)
+            assert grammar.accept_tokens("request", [rng.choice(sorted(allowed(mask)))])
+            if grammar.is_terminated():
+                break
+
+
+COSTLY = {
+    "alternatives of long repetitions": (hidden_alternatives(10), b'"#'),
+    "ambiguous": (GrammarJob("ebnf", 'root ::= [^#]* | "#" r\nr ::= r r | [a-z ]'), b"#" + b" " * 75),
+    "palindrome": (
+        GrammarJob("ebnf", 'root ::= [^#]* | "#" s\ns ::= [a-z ] s [a-z ] | ""'), b"#" + b" " * 75 * 12
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_mask_that_no_walk_meets_is_not_made(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each would take 0.5 to 5 s in one call of xgrammar, behind a beginning that an answer seldom has."""
+    job, beginning = COSTLY[name]
+    tokenizer = large_vocabulary()
+    compiled = compile_grammar(job._asdict(), tokenizer)
+    assert not exceeds_allowance(compiled, tokenizer.vocab_size, longest_runs(tokenizer.decoded_vocab))
+    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=f"req-{name}")
+    spaces = tokenizer.decoded_vocab.index(b" " * 75)
+    tokens = [*beginning.rstrip(b" ")] + [spaces] * (beginning.count(b" ") // 75)
+    fill, filled = xgrammar.GrammarMatcher.fill_next_token_bitmask, list[Any]()
+
+    def note(matcher: Any, *args: Any) -> Any:
+        filled.append(matcher)
+        return fill(matcher, *args)
+
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", note)
+    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
+    for token in tokens:
+        if not grammar.accept_tokens("request", [token]):
+            return  # the token was too costly already
+    grammar.fill_bitmask(mask, 0)
+    assert filled
+    assert grammar.matcher not in filled
+    assert not grammar.accept_tokens("request", [ord("a")])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALLOWED, *REFUSED])
 def test_grammars_are_allowed_or_refused_by_their_cost_with_150000_tokens(name: str) -> None:
@@ -169,7 +517,8 @@ def test_grammars_are_allowed_or_refused_by_their_cost_with_150000_tokens(name: 
     assert tokenizer.vocab_size > 150_000
     schema = {**ALLOWED, **REFUSED}[name]
     compiled = compile_grammar(GrammarJob("json", json.dumps(schema))._asdict(), tokenizer)
-    assert exceeds_allowance(compiled, tokenizer.vocab_size) == (name in REFUSED)
+    runs = longest_runs(tokenizer.decoded_vocab)
+    assert exceeds_allowance(compiled, tokenizer.vocab_size, runs) == (name in REFUSED)
 
 
 @pytest.mark.slow

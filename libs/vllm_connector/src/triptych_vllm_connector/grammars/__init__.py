@@ -13,6 +13,8 @@ grammar_job     host -> server: one grammar to compile; what vLLM's parameters a
 compiler        host: `GrammarCompiler`, the server's client: deadline, turns of tenants, what has compiled.
 checked         host: the engine's client takes no request whose grammar has not been compiled there.
 compiled        EngineCore: slow grammars in a thread apart, and compiled ones from the host.
-allowance       what a request's grammar may take with each token; compile process: a walk through it.
+allowance       what a request's grammar may take with each token, and in a step with others; compile process:
+                walks through it.
 token_cost      EngineCore: a request whose grammar takes more ends.
+trial_masks     EngineCore: what a mask will cost, before it is made.
 """

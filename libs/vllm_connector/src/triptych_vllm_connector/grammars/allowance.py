@@ -6,8 +6,10 @@ allowance, the caller gets 400 instead of an answer that breaks off.
 """
 
 import random
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 FREE_S = 0.25
@@ -16,8 +18,12 @@ PER_STEP_S = 0.005
 """CPU seconds that a step of the engine earns; most JSON schemas take a tenth of it."""
 PER_TOKEN_S = 0.0005
 """CPU seconds that each token of all choices earns besides."""
+SHARED_DEBT_S = 0.05
+"""CPU seconds that a request may owe while the grammars of a step take more than `FREE_S` together."""
 _WALK_TOKENS = 64
-_WORD_BITS = 32  # of a mask's words
+_WALK_RUNS = 16
+_WORD_BITS = 32  # of a mask's words, which are signed
+_WORD = (1 << _WORD_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -43,26 +49,78 @@ class Allowance:
         return self.debt_s <= FREE_S
 
 
-def exceeds_allowance(compiled: Any, vocab_size: int) -> bool:
-    """Return whether tokens drawn at random take more than one choice may take.
+@dataclass(slots=True)
+class EngineStep:
+    """CPU time that the grammars of all requests take in one step of the engine, for which all of them wait.
+
+    Beyond `FREE_S`, a call that takes more than a step earns ends its request if that owes more than
+    `SHARED_DEBT_S`. So several costly grammars end after a call or two each, not after `FREE_S` each; many
+    ordinary ones go on, whatever they take together.
+    """
+
+    cpu_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # vLLM may fill masks in several threads
+
+    def begin(self) -> None:
+        """Begin the next step."""
+        with self._lock:
+            self.cpu_s = 0.0
+
+    def take(self, allowance: Allowance, cpu_s: float) -> bool:
+        """Add what a call of a request has taken; return whether it was allowed."""
+        with self._lock:
+            self.cpu_s += cpu_s
+            is_allowed = allowance.take(cpu_s)
+            if self.cpu_s <= FREE_S or cpu_s <= PER_STEP_S:
+                return is_allowed
+            return is_allowed and allowance.debt_s <= SHARED_DEBT_S
+
+
+def longest_runs(texts: Sequence[bytes]) -> list[int]:
+    """Return the longest token of each repeated byte, the longest of all first."""
+    runs = [token for token, text in enumerate(texts) if len(text) > 1 and text == text[:1] * len(text)]
+    runs.sort(key=lambda token: len(texts[token]))
+    longest = {texts[token][0]: token for token in runs}  # the last of each byte stays
+    return sorted(longest.values(), key=lambda token: -len(texts[token]))
+
+
+def exceeds_allowance(compiled: Any, vocab_size: int, runs: Sequence[int] = ()) -> bool:
+    """Return whether an answer takes more than one choice may take: of random tokens, or of long runs.
 
     Args:
         compiled: xgrammar's `CompiledGrammar`.
+        runs: the vocabulary's `longest_runs`: an ambiguous grammar takes cubic time for them.
     """
+    return _walk_exceeds(compiled, vocab_size, (), _WALK_TOKENS) or (
+        bool(runs) and _walk_exceeds(compiled, vocab_size, runs, _WALK_RUNS)
+    )
+
+
+def _walk_exceeds(compiled: Any, vocab_size: int, preferred: Sequence[int], num_tokens: int) -> bool:
     import xgrammar
 
     rng, allowance = random.Random(0), Allowance()
     matcher, mask = xgrammar.GrammarMatcher(compiled), xgrammar.allocate_token_bitmask(1, vocab_size)
-    for num_tokens in range(_WALK_TOKENS):
+    stop = compiled.tokenizer_info.stop_token_ids
+    for number in range(1, num_tokens + 1):
         began_s = time.thread_time()
         matcher.fill_next_token_bitmask(mask, 0)
-        token = _any_of(mask[0].tolist(), rng)
-        if token is None or not matcher.accept_token(token) or matcher.is_terminated():
+        words = mask[0].tolist()
+        for each in stop:  # an answer that may end need not end here
+            words[each // _WORD_BITS] &= _WORD & ~(1 << each % _WORD_BITS)
+        token = next((each for each in preferred if _has(words, each)), None)
+        if token is None:
+            token = _any_of(words, rng)
+        if token is None or not matcher.accept_token(token):
             return False
         if not allowance.take(time.thread_time() - began_s):
             return True
-        allowance.earn(num_tokens + 1, 1)
+        allowance.earn(number, 1)
     return False
+
+
+def _has(words: list[int], token: int) -> bool:
+    return bool(words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
 
 
 def _any_of(words: list[int], rng: random.Random) -> int | None:

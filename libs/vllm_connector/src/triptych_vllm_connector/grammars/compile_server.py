@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from triptych_vllm_connector.grammars.allowance import exceeds_allowance
+from triptych_vllm_connector.grammars.allowance import exceeds_allowance, longest_runs
 from triptych_vllm_connector.grammars.grammar_job import tokenizer_of
 from triptych_vllm_connector.process_exit import end_with_peer
 
@@ -64,16 +64,22 @@ def main(control_fd: int, tokenizer_fd: int, limits: CompileLimits) -> None:
                 os.close(fd)
 
 
-def _read_tokenizers(tokenizer_fd: int) -> list[Any]:
+class _Vocabulary(NamedTuple):
+    info: Any  # xgrammar's `TokenizerInfo`
+    runs: list[int]  # its `longest_runs`
+
+
+def _read_tokenizers(tokenizer_fd: int) -> list[_Vocabulary]:
     import transformers  # noqa: F401  -- xgrammar cannot be imported first
     import xgrammar
 
     with open(tokenizer_fd, "rb") as file:
-        return [xgrammar.TokenizerInfo.deserialize_json(each) for each in json.load(file)]
+        infos = [xgrammar.TokenizerInfo.deserialize_json(each) for each in json.load(file)]
+    return [_Vocabulary(each, longest_runs(each.decoded_vocab)) for each in infos]
 
 
 def _compile_and_exit(
-    reply_to: socket.socket, output_fd: int, limits: CompileLimits, tokenizers: list[Any]
+    reply_to: socket.socket, output_fd: int, limits: CompileLimits, tokenizers: list[_Vocabulary]
 ) -> None:
     """Runs in the forked process and does not return."""
     try:
@@ -110,12 +116,14 @@ def _limit(limits: CompileLimits) -> None:
     signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
 
 
-def _reply(job: dict[str, Any], output_fd: int, limits: CompileLimits, tokenizer_info: Any) -> dict[str, Any]:
+def _reply(
+    job: dict[str, Any], output_fd: int, limits: CompileLimits, vocabulary: _Vocabulary
+) -> dict[str, Any]:
     started_s = time.process_time()
     try:
-        compiled = compile_grammar(job, tokenizer_info)
+        compiled = compile_grammar(job, vocabulary.info)
         cpu_s = time.process_time() - started_s
-        if exceeds_allowance(compiled, tokenizer_info.vocab_size):
+        if exceeds_allowance(compiled, vocabulary.info.vocab_size, vocabulary.runs):
             return {"is_slow_in_engine": True}
     except MemoryError:
         return {}
