@@ -299,7 +299,7 @@ class StoredExchange(_FoundExchange[TextRequest]):
             model=record.model,
             stream=is_stream,
             inputs=(),
-            is_computed=False,
+            endpoint=self._endpoint,
             num_prompt_bytes=0,
             checked_tokens=frozenset(),
         )
