@@ -14,18 +14,14 @@ import pytest
 
 from tests.support.vllm_connector.grammars import (
     NUM_TOKENS,
-    OBJECT,
-    OF_EACH_KIND,
     TOKENIZER,
     large_vocabulary,
-    vocabulary,
 )
 from triptych_vllm_connector.grammars import allowance, token_cost
 from triptych_vllm_connector.grammars.allowance import FREE_S, exceeds_allowance, longest_runs
 from triptych_vllm_connector.grammars.compile_server import compile_grammar
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
 from triptych_vllm_connector.grammars.token_cost import GROUP_FIELD, bound_token_cost
-from triptych_vllm_connector.grammars.trial_masks import TrialVocabularies
 
 with warnings.catch_warnings(action="ignore"):  # importing torch warns
     import torch
@@ -40,7 +36,7 @@ AMBIGUOUS = GrammarJob("ebnf", 'root ::= "a" | root root')  # cubic: its thousan
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, names in (
-        (XgrammarGrammar, ("fill_bitmask", "accept_tokens", "validate_tokens", "rollback")),
+        (XgrammarGrammar, ("fill_bitmask", "accept_tokens", "validate_tokens")),
         (StructuredOutputManager, ("grammar_bitmask",)),
     ):
         for name in names:  # restored in the end
@@ -301,82 +297,6 @@ def test_a_long_token_that_is_cheap_is_accepted_once() -> None:
     assert grammar.matcher.is_completed()
 
 
-# ---- trials of a mask ----------------------------------------------------------------------------------
-def hidden_alternatives(number: int) -> GrammarJob:
-    """A pattern whose mask behind `#` takes seconds with 150,000 tokens, and any other beginning nothing."""
-    parts = "|".join(f".{{1,{500 + each}}}{each}" for each in range(number))
-    return GrammarJob("json", json.dumps({"type": "string", "pattern": f"^([^#]*|#({parts}))$"}))
-
-
-def test_a_mask_that_a_trial_shows_to_be_too_costly_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = vocabulary(2000)
-    compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), tokenizer)
-    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group="req-6")
-    now_s, cost_s, filled = [0.0], [0.001], list[Any]()
-
-    def fill(matcher: Any, *_: Any) -> None:
-        now_s[0] += cost_s[0]
-        filled.append(matcher)
-
-    monkeypatch.setattr(token_cost, "time", SimpleNamespace(thread_time=lambda: now_s[0]))
-    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill)
-    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    grammar.fill_bitmask(mask, 0)
-    assert filled[-1] is grammar.matcher
-    assert grammar.accept_tokens("request", [ord("a")])
-    filled.clear()
-    cost_s[0] = FREE_S / 10
-    grammar.fill_bitmask(mask, 0)
-    assert filled
-    assert grammar.matcher not in filled
-    assert not grammar.accept_tokens("request", [ord("a")])
-
-
-def allowed(mask: torch.Tensor) -> set[int]:
-    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
-    return {*np.flatnonzero(bits).tolist()}
-
-
-@pytest.mark.parametrize(
-    "job", [job for job, _, _ in OF_EACH_KIND] + [OBJECT, GrammarJob("regex", "[a-z ]*1")]
-)
-def test_trials_are_masks_for_a_part_of_the_vocabulary(job: GrammarJob) -> None:
-    """Also behind draft tokens that vLLM takes back, of which the last may end the answer."""
-    tokenizer, rng = vocabulary(40_000), random.Random(1)
-    (stop,) = tokenizer.stop_token_ids
-    texts = tokenizer.decoded_vocab
-    parts = TrialVocabularies(tokenizer).parts
-    assert [len(part) * 50 < len(texts) for part in parts] == [True, True]
-    assert len(parts[0]) < len(parts[1])
-    compiled = compile_grammar(job._asdict(), tokenizer)
-    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=None)
-    trial = token_cost._trial_of(grammar)
-    assert trial is not None
-    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    num_trials = 0
-
-    def accept_any() -> bool:
-        nonlocal num_trials
-        grammar.fill_bitmask(mask, 0)
-        tokens = {each for each in allowed(mask) if each < len(texts)}  # the last word has more bits
-        for index, part in enumerate(parts):
-            num_trials += 1
-            found = {part[each] for each in allowed(trial.fill(index)) if each < len(part)}
-            assert found == {texts[each] for each in tokens - {stop}} & {*part}
-        return bool(grammar.accept_tokens("request", [rng.choice(sorted(tokens - {stop} or tokens))]))
-
-    for _ in range(32):
-        num_drafts = 0
-        while num_drafts < 3 and not grammar.is_terminated():
-            assert accept_any()
-            num_drafts += 1
-        grammar.rollback(num_drafts)
-        assert accept_any()
-        if grammar.is_terminated():
-            break
-    assert num_trials > 4
-
-
 # ---- with a vocabulary as large as those of models that are served ------------------------------------
 ALLOWED = {
     "object": {"type": "object"},
@@ -457,6 +377,11 @@ EXPRESSIONS = {
 JOBS = {**{name: GrammarJob("json", json.dumps(each)) for name, each in HONEST.items()}, **EXPRESSIONS}
 
 
+def allowed(mask: torch.Tensor) -> set[int]:
+    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+    return {*np.flatnonzero(bits).tolist()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_honest_grammars_have_all_their_tokens_with_150000_tokens(name: str) -> None:
@@ -471,43 +396,6 @@ def test_honest_grammars_have_all_their_tokens_with_150000_tokens(name: str) -> 
             assert grammar.accept_tokens("request", [rng.choice(sorted(allowed(mask)))])
             if grammar.is_terminated():
                 break
-
-
-COSTLY = {
-    "alternatives of long repetitions": (hidden_alternatives(10), b'"#'),
-    "ambiguous": (GrammarJob("ebnf", 'root ::= [^#]* | "#" r\nr ::= r r | [a-z ]'), b"#" + b" " * 75),
-    "palindrome": (
-        GrammarJob("ebnf", 'root ::= [^#]* | "#" s\ns ::= [a-z ] s [a-z ] | ""'), b"#" + b" " * 75 * 12
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COSTLY)
-def test_a_costly_mask_that_no_walk_meets_is_not_made(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Each would take 0.5 to 5 s in one call of xgrammar, behind a beginning that an answer seldom has."""
-    job, beginning = COSTLY[name]
-    tokenizer = large_vocabulary()
-    compiled = compile_grammar(job._asdict(), tokenizer)
-    assert not exceeds_allowance(compiled, tokenizer.vocab_size, longest_runs(tokenizer.decoded_vocab))
-    (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=f"req-{name}")
-    spaces = tokenizer.decoded_vocab.index(b" " * 75)
-    tokens = [*beginning.rstrip(b" ")] + [spaces] * (beginning.count(b" ") // 75)
-    fill, filled = xgrammar.GrammarMatcher.fill_next_token_bitmask, list[Any]()
-
-    def note(matcher: Any, *args: Any) -> Any:
-        filled.append(matcher)
-        return fill(matcher, *args)
-
-    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", note)
-    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    for token in tokens:
-        if not grammar.accept_tokens("request", [token]):
-            return  # the token was too costly already
-    grammar.fill_bitmask(mask, 0)
-    assert filled
-    assert grammar.matcher not in filled
-    assert not grammar.accept_tokens("request", [ord("a")])
 
 
 @pytest.mark.slow

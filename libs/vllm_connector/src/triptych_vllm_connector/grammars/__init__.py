@@ -16,5 +16,4 @@ compiled        EngineCore: slow grammars in a thread apart, and compiled ones f
 allowance       what a request's grammar may take with each token, and in a step with others; compile process:
                 walks through it.
 token_cost      EngineCore: a request whose grammar takes more ends.
-trial_masks     EngineCore: what a mask will cost, before it is made.
 """

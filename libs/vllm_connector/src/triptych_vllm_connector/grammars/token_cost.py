@@ -7,8 +7,7 @@ Requests share a step: where several grammars are costly at once, each of them h
 
 A call of xgrammar cannot be interrupted, and vocabularies have tokens of more than 100 spaces: with an
 ambiguous grammar one such token costs seconds. So a long token is tried in pieces first, which end with the
-allowance. A mask is tried with a part of the vocabulary first (`trial_masks`): one that would exceed the
-allowance is not made.
+allowance.
 """
 
 import functools
@@ -20,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.grammars.allowance import FREE_S, Allowance, EngineStep
-from triptych_vllm_connector.grammars.trial_masks import NEXT_COSTS, TrialMatchers, TrialVocabularies
+from triptych_vllm_connector.grammars.allowance import Allowance, EngineStep
 from triptych_vllm_connector.seams.replacing import is_wrapped, replace, require_names
 
 log = get_logger(__name__)
@@ -33,7 +31,6 @@ MAX_ACCOUNTS = 4096
 PIECE_BYTES = 16
 """Largest part of a token that xgrammar parses in one call."""
 _ACCOUNT = "triptych_account"
-_TRIAL = "triptych_trial"
 _ALL_TOKENS = -1  # of a word of a bitmask
 
 
@@ -49,16 +46,7 @@ class Account:
 
     def charge(self, cpu_s: float) -> None:
         """Add what a call has taken."""
-        if not self.step.take(self.allowance, cpu_s):
-            self._end(cpu_s)
-
-    def expect(self, cpu_s: float) -> None:
-        """End the request if a call that will take as much exceeds the allowance."""
-        if self.allowance.debt_s + cpu_s > FREE_S:
-            self._end(cpu_s)
-
-    def _end(self, cpu_s: float) -> None:
-        if not self.is_spent:
+        if not self.step.take(self.allowance, cpu_s) and not self.is_spent:
             self.is_spent = True
             log.warning(
                 "request ended: its grammar costs too much with each token",
@@ -76,7 +64,6 @@ class Accounts:
         self._step = step
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._long_tokens: dict[int, bytes] | None = None
-        self._trials: TrialVocabularies | None = None
         self._lock = threading.Lock()
 
     def of(self, name: str, grammar: Any) -> Account:
@@ -97,13 +84,6 @@ class Accounts:
                 self._accounts.popitem(last=False)
         return account
 
-    def trial_of(self, grammar: Any) -> TrialMatchers:
-        """Return matchers of vLLM's `XgrammarGrammar` for parts of its vocabulary."""
-        with self._lock:
-            if self._trials is None:
-                self._trials = TrialVocabularies(grammar.ctx.tokenizer_info)
-        return self._trials.matchers_of(grammar.ctx)
-
 
 def bound_token_cost() -> None:
     """Have vLLM's xgrammar grammars refuse tokens of a request that has taken more than it may.
@@ -115,8 +95,7 @@ def bound_token_cost() -> None:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar as Grammar
 
     fill_bitmask, accept_tokens = Grammar.fill_bitmask, Grammar.accept_tokens
-    validate_tokens, rollback = Grammar.validate_tokens, Grammar.rollback
-    grammar_bitmask = Manager.grammar_bitmask
+    validate_tokens, grammar_bitmask = Grammar.validate_tokens, Manager.grammar_bitmask
     if is_wrapped(accept_tokens):
         return
     step = EngineStep()
@@ -130,7 +109,7 @@ def bound_token_cost() -> None:
     @functools.wraps(fill_bitmask)
     def fill_counted(self: Any, bitmask: Any, idx: int) -> None:
         account = _account_of(self)
-        if not _is_mask_affordable(self, account):  # the token that comes of it is refused
+        if account.is_spent:  # the token that comes of it is refused
             bitmask[idx].fill_(_ALL_TOKENS)
             return
         began_s = time.thread_time()
@@ -146,14 +125,9 @@ def bound_token_cost() -> None:
             num_before = self.num_processed_tokens
             accept_next = functools.partial(accept_tokens, self, request_id, [token])
             is_accepted = _accept(self.matcher, token, account, accept_next)
-            num_new = self.num_processed_tokens - num_before
-            account.allowance.earn(self.num_processed_tokens, num_new)
+            account.allowance.earn(self.num_processed_tokens, self.num_processed_tokens - num_before)
             if not is_accepted:
                 return False
-            if num_new and (trial := _trial_of(self)) is not None:
-                began_s = time.thread_time()
-                trial.accept(token, is_last=self.is_terminated())
-                account.charge(time.thread_time() - began_s)
         return not account.is_spent
 
     @functools.wraps(validate_tokens)
@@ -173,12 +147,6 @@ def bound_token_cost() -> None:
                 matcher.rollback(len(valid))
         return valid
 
-    @functools.wraps(rollback)
-    def rollback_all(self: Any, num_tokens: int) -> None:
-        rollback(self, num_tokens)
-        if (trial := _trial_of(self)) is not None:
-            trial.rollback(num_tokens)
-
     create_grammar = Manager._create_grammar
 
     @functools.wraps(create_grammar)
@@ -186,34 +154,15 @@ def bound_token_cost() -> None:
         grammar = create_grammar(self, request)
         name = (request.sampling_params.extra_args or {}).get(GROUP_FIELD, request.request_id)
         setattr(grammar, _ACCOUNT, accounts.of(name, grammar))
-        setattr(grammar, _TRIAL, accounts.trial_of(grammar))
         return grammar
 
     replace(Grammar, "fill_bitmask", fill_counted, used_by=(Manager._fill_bitmasks,))
     replace(Grammar, "accept_tokens", accept_counted, used_by=(Manager.accept_tokens,))
     require_names((validate_tokens,), "accept_token", "is_terminated", "rollback")
     replace(Grammar, "validate_tokens", validate_counted, used_by=(Manager.validate_tokens,))
-    replace(Grammar, "rollback", rollback_all, used_by=(grammar_bitmask,))
     replace(Manager, "grammar_bitmask", begin_step, used_by=(Scheduler.get_grammar_bitmask,))
     replace(Manager, "_create_grammar", create_with_account, used_by=(Manager.grammar_init,))
     require_names((Scheduler.update_from_output,), "accept_tokens")
-
-
-def _is_mask_affordable(grammar: Any, account: Account) -> bool:
-    """Charge the trials of a mask; return whether the allowance lasts for them, and for the mask."""
-    trial, smaller_s = _trial_of(grammar), 0.0
-    if trial is None:
-        return not account.is_spent
-    for index in range(len(trial)):
-        if account.is_spent:
-            break
-        began_s = time.thread_time()
-        trial.fill(index)
-        cpu_s = time.thread_time() - began_s
-        account.charge(cpu_s)
-        account.expect((cpu_s - smaller_s) * NEXT_COSTS)  # a part that all of them cost is not multiplied
-        smaller_s = cpu_s
-    return not account.is_spent
 
 
 def _accept(matcher: Any, token: int, account: Account, accept: Callable[[], bool]) -> bool:
@@ -244,11 +193,6 @@ def _is_affordable(matcher: Any, text: bytes, account: Account) -> bool:
     finally:
         matcher.rollback(num_pieces)
     return not account.is_spent
-
-
-def _trial_of(grammar: Any) -> TrialMatchers | None:
-    trial: TrialMatchers | None = getattr(grammar, _TRIAL, None)
-    return trial
 
 
 def _account_of(grammar: Any) -> Account:
