@@ -1,7 +1,6 @@
 """CPU of a compiled grammar with each token is bounded in vLLM's own class."""
 
 import json
-import random
 import threading
 import time
 import warnings
@@ -384,18 +383,10 @@ def allowed(mask: torch.Tensor) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
-def test_honest_grammars_have_all_their_tokens_with_150000_tokens(name: str) -> None:
-    tokenizer, rng = large_vocabulary(), random.Random(2)
+def test_the_walks_refuse_no_honest_grammar_with_150000_tokens(name: str) -> None:
+    tokenizer = large_vocabulary()
     compiled = compile_grammar(JOBS[name]._asdict(), tokenizer)
     assert not exceeds_allowance(compiled, tokenizer.vocab_size, longest_runs(tokenizer.decoded_vocab))
-    mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-    for _ in range(3):
-        (grammar,) = choices_of(compiled, tokenizer.vocab_size, 1, group=None)
-        for _ in range(200):
-            grammar.fill_bitmask(mask, 0)
-            assert grammar.accept_tokens("request", [rng.choice(sorted(allowed(mask)))])
-            if grammar.is_terminated():
-                break
 
 
 @pytest.mark.slow
