@@ -388,7 +388,7 @@ MUTATIONS: dict[str, Mutation] = {
     "answers of one request hold its items as one": Mutation(
         ItemPins, "acquire_item", _holds_for_one_choice, replace(SHARED, num_choices=2)
     ),
-    "sizes that came are not passed on": Mutation(ItemWait, "_set_sizes", nothing, APART),
+    "sizes that came are not passed on": Mutation(ItemWait, "on_sized", nothing, APART),
     "an encoder gets no final ack of requests that ended elsewhere": Mutation(
         FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),

@@ -241,7 +241,7 @@ class GatewayMetrics:
         )
 
     def _count_streams(self) -> None:
-        """Create the gauges of streams, which `encode.stream_lags` sets at a scrape."""
+        """Create the gauges of streams, which `encode.scrape_gauges` sets at a scrape."""
         self.redis_up = self.metrics.gauge(
             "gateway_redis_up", "Redis answered for this scrape: 1; if not, the streams' figures are missing"
         )
@@ -273,7 +273,7 @@ class GatewayMetrics:
         )
 
     def _count_waiting_work(self) -> None:
-        """Create the gauges of waiting work, which `encode.waiting_work` sets at a scrape."""
+        """Create the gauges of waiting work, which `encode.scrape_gauges` sets at a scrape."""
         self.encode_waiting_s = self.metrics.gauge(
             "gateway_encode_seconds_waiting",
             "Predicted seconds of one encoder for all items that this gateway's requests wait for",

@@ -97,7 +97,7 @@ class ClusterClient(RedisCluster):
             key = args[0]
         return self.keyslot(key)
 
-    # ---- as a pool of one server's connections, for `rights_check` -------------------------------
+    # ---- as a pool of one server's connections, for `rights` -------------------------------
     @property
     def connection_pool(self) -> "ClusterClient":
         return self

@@ -1,6 +1,6 @@
 """Rights that a user of Redis needs: every command that this package sends, and no others.
 
-The one list: the rule in docs/reference/configuration.md, the check at a service's start (`rights_check`)
+The one list: the rule in docs/reference/configuration.md, the check at a service's start (`find_missing`)
 and the tests are made from it. Commands that Lua scripts call count, too: Redis asks the script's caller for
 the right.
 """

@@ -54,7 +54,7 @@ def random_id() -> bytes:
 
 
 class _SystemIdGenerator(IdGenerator):
-    """Generator of ids from the operating system (`random_ids`)."""
+    """Generator of ids from the operating system (`random_id`)."""
 
     def generate_span_id(self) -> int:
         return int.from_bytes(random_id()[:8]) or 1  # 0 is none

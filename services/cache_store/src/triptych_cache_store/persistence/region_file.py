@@ -118,8 +118,6 @@ def num_large_page_bytes(memory: mmap.mmap) -> int:
     return 0
 
 
-log = get_logger(__name__)
-
 PREFAULT_STEP_BYTES = 32 << 20
 
 

@@ -1,4 +1,4 @@
--- What the scripts of a flight share; ALLOWED, the table of `flight_state`, and READS_REQUESTERS are put in front
+-- What the scripts of a flight share; ALLOWED, the table of `single_flight`, and READS_REQUESTERS are put in front
 -- of it: whether the script needs the requesters, of which a flight may have many.
 pcall(function() redis.replicate_commands() end)  -- before Redis 7 a script must ask to read the clock
 

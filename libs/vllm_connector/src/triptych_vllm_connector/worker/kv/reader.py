@@ -1,7 +1,7 @@
 """Worker of a decode engine: a read of another engine's KV cache counts only within the lease.
 
 It extends the worker of vLLM's NIXL connector, which reads at any time. The owner sends the lease's end in
-`kv_transfer_params`, by its own clock (`scheduler.kv_owner`); vLLM measured the clocks' difference in the
+`kv_transfer_params`, by its own clock (`scheduler.kv_refusals`); vLLM measured the clocks' difference in the
 NIXL handshake.
 """
 
