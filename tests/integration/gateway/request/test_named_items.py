@@ -14,7 +14,7 @@ from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, 
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import ItemNames
-from triptych_common.coordination.item_names import NAME_TTL_S
+from triptych_common.coordination.item_names import NAMES_TTL_S
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import ECTransferParams, Modality
 
@@ -234,20 +234,32 @@ async def test_a_request_with_names_takes_one_exchange_and_one_without_none(
 async def test_a_name_lives_on_with_each_use_and_then_expires(system: System) -> None:
     await items_of(system, whole("a"))
     client: Any = system.bus.client
-    (key,) = await client.keys("*:item-name:*")
-    assert b"a" not in key.split(b":")
+    (key,) = await client.keys("*item-names:*")
+    assert b"a" not in await client.hkeys(key)
     for _ in range(2):
-        assert (NAME_TTL_S - 60) * 1000 < await client.pttl(key) <= NAME_TTL_S * 1000
+        assert (NAMES_TTL_S - 60) * 1000 < await client.pttl(key) <= NAMES_TTL_S * 1000
         await client.pexpire(key, 60_000)
         await items_of(system, named("a"))
     await client.delete(key)
     assert refusal(await ask(system, named("a"))) == UNKNOWN
 
 
+async def test_an_owners_oldest_names_go_and_no_others(system: System) -> None:
+    names, digests = ItemNames(system.bus, max_names=3), [f"{number:064x}" for number in range(5)]
+    await names.exchange("other", [(digests[0], b"0")])
+    for digest in digests:
+        await names.exchange("owner", [(digest, b"1")])
+    asked = [(digest, None) for digest in digests]
+    assert await names.exchange("owner", asked) == [None, None, b"1", b"1", b"1"]
+    assert await names.exchange("other", asked[:1]) == [b"0"]
+
+
 async def test_a_record_that_is_not_readable_is_none(system: System) -> None:
     await items_of(system, whole("a"))
-    (key,) = await system.bus.client.keys("*:item-name:*")
-    await system.bus.client.set(key, b'{"media_digest": "x"}')
+    client: Any = system.bus.client
+    (key,) = await client.keys("*item-names:*")
+    (field,) = await client.hkeys(key)
+    await client.hset(key, field, b'{"media_digest": "x"}')
     assert refusal(await ask(system, named("a"))) == UNKNOWN
 
 

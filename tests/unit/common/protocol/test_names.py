@@ -19,9 +19,9 @@ def test_every_name_is_distinct_and_inside_the_deployment() -> None:
         names.instance("a"),
         names.sizes,
         names.sizes_order,
-        names.item_name("a", "a"),
-        names.item_name("b", "a"),
-        names.item_name("a", "b"),
+        names.item_names("a"),
+        names.item_names("b"),
+        names.item_names_order("a"),
         names.inflight("a", "a"),
         names.inflight("b", "a"),
     ]

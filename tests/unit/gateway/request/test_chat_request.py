@@ -95,6 +95,11 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
             "messages[0].content[0].file_id",
         ),
         (chat([{"type": "input_text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
+        (
+            chat([{"tool_reference": 1, "name": "x", "image_pil": None}]),
+            "unknown_content_part",
+            "messages[0].content[0].type",
+        ),
         (chat([{"image_url": None}]), "missing_image_url", "messages[0].content[0].image_url"),
         (chat([{"image_embeds": {}}]), "embeds_not_allowed", "messages[0].content[0].type"),
         (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
@@ -141,6 +146,13 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
 def test_refused(body: Any, code: str, param: str | None) -> None:
     error = refusal(body)
     assert (error.status_code, error.code, error.param) == (400, code, param)
+
+
+def test_a_template_does_not_see_a_null_key_of_a_text() -> None:
+    """Some ask whether `image` is there, and would put an image's token in the text's place."""
+    part = {"type": "text", "text": "hi", "image": None, "video": None, "audio": None, "image_pil": None}
+    (message,) = parse(chat([part])).body["messages"]
+    assert message["content"] == [{"type": "text", "text": "hi"}]
 
 
 NULLS = {"image_url": None, "video_url": None, "input_audio": None, "text": None}

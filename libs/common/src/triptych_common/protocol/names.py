@@ -124,9 +124,13 @@ class StreamNames:
         """Key of a stored response's instance, owner and media; expires."""
         return self._key("response", response_id)
 
-    def item_name(self, owner: str, digest: str) -> str:
-        """Key of the item that `owner` named by a `uuid`, of which `digest` is made; expires."""
-        return self._key("item-name", owner, digest)
+    def item_names(self, owner: str) -> str:
+        """Hash: items that `owner` named by a `uuid`, by a digest of it (32 bytes); expires."""
+        return self._tagged("item-names", owner)
+
+    def item_names_order(self, owner: str) -> str:
+        """List: the digests of `item_names`, oldest first."""
+        return self._tagged("item-names-order", owner)
 
     def limit_levels(self, api_key_name: str) -> str:
         """Hash of an API key's used part of each rate per minute, by rate."""

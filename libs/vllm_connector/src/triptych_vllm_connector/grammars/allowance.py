@@ -43,6 +43,10 @@ class Allowance:
         self.num_steps, self.num_tokens = self.num_steps + new_steps, self.num_tokens + num_tokens
         self.debt_s = max(0.0, self.debt_s - PER_STEP_S * new_steps - PER_TOKEN_S * num_tokens)
 
+    def earn_row(self) -> None:
+        """Count a further mask of the same choice in a step, for a draft token that may be rejected."""
+        self.debt_s = max(0.0, self.debt_s - PER_STEP_S)
+
     def take(self, cpu_s: float) -> bool:
         """Add what a call has taken; return whether it was allowed."""
         self.debt_s += cpu_s
@@ -59,12 +63,14 @@ class EngineStep:
     """
 
     cpu_s: float = 0.0
+    number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)  # vLLM may fill masks in several threads
 
     def begin(self) -> None:
         """Begin the next step."""
         with self._lock:
             self.cpu_s = 0.0
+            self.number += 1
 
     def take(self, allowance: Allowance, cpu_s: float) -> bool:
         """Add what a call of a request has taken; return whether it was allowed."""

@@ -31,6 +31,7 @@ MAX_ACCOUNTS = 4096
 PIECE_BYTES = 16
 """Largest part of a token that xgrammar parses in one call."""
 _ACCOUNT = "triptych_account"
+_FILLED_IN = "triptych_filled_in"  # number of the step in which the grammar has made a mask
 _ALL_TOKENS = -1  # of a word of a bitmask
 
 
@@ -112,6 +113,9 @@ def bound_token_cost() -> None:
         if account.is_spent:  # the token that comes of it is refused
             bitmask[idx].fill_(_ALL_TOKENS)
             return
+        if getattr(self, _FILLED_IN, None) == step.number:
+            account.allowance.earn_row()
+        setattr(self, _FILLED_IN, step.number)
         began_s = time.thread_time()
         fill_bitmask(self, bitmask, idx)
         account.charge(time.thread_time() - began_s)

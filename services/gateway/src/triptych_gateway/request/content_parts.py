@@ -113,6 +113,7 @@ EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "promp
 # Keys that tell what a part without a type is, in vLLM's order.
 UNTYPED_KEYS = (
     "image_url",
+    "image_pil",
     "image_embeds",
     "audio_embeds",
     "video_embeds",
@@ -319,8 +320,9 @@ def _check_other(part: dict[str, Any], part_type: str, path: str) -> None:
     if not isinstance(text, str) and not (text is None and part_type in SKIPPED_TYPES):
         raise RequestError(400, "invalid_type", f"{path}.{text_key} must be a string", f"{path}.{text_key}")
     has_uuid = part.get("uuid") is not None
-    smuggled = {name for name in MEDIA_KEYS.intersection(part) if has_uuid or part[name] is not None}
-    if smuggled:
-        name = min(smuggled)
+    for name in sorted(MEDIA_KEYS.intersection(part)):
+        if part[name] is None and not has_uuid:
+            del part[name]  # templates ask whether a key is there
+            continue
         message = f"{path} is a text part and may not have {name!r}"
         raise RequestError(400, "unexpected_field", message, f"{path}.{name}")
