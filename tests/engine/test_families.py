@@ -1,8 +1,8 @@
 """Every family of models through the whole system: what one engine answers, token for token.
 
 A third of them, another each day; `TRIPTYCH_FAMILIES=all`, or names with commas between them, for others.
-In float32. `TRIPTYCH_FAMILIES_DTYPE=bfloat16` rounds otherwise where a prompt is cut otherwise, so an answer may
-differ where two tokens are alike; `test_published_dtypes.py` has the published dtypes.
+In float32. `TRIPTYCH_FAMILIES_DTYPE=bfloat16` rounds otherwise where a prompt is cut otherwise, so an answer
+may differ where two tokens are alike; `test_published_dtypes.py` has the published dtypes.
 """
 
 import os
