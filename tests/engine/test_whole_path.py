@@ -54,8 +54,12 @@ def ask_all(server: Server, requests: list[list[dict[str, Any]]], *, stream: boo
 def test_every_process_is_known_to_the_janitor_of_the_run(system: System) -> None:
     """Redis has the supervisor's death signal in place of an environment that can be read."""
     supervisor = json.loads((system.run_dir / "supervisor.json").read_text())["supervisor_pid"]
-    pids = {pid for name in system.services() if name != "redis" for pid in pids_of(system, name)}
-    assert {supervisor, *pids} <= {*janitor.processes_of(os.environ[janitor.OWNER])}
+
+    def are_all_known() -> bool:  # one that ended in between is not
+        pids = {pid for name in system.services() if name != "redis" for pid in pids_of(system, name)}
+        return {supervisor, *pids} <= {*janitor.processes_of(os.environ[janitor.OWNER])}
+
+    wait_until(are_all_known, 60, "all processes are known")
 
 
 def test_answers_equal_the_monoliths_token_for_token(
@@ -209,7 +213,7 @@ def test_a_client_that_goes_away_leaves_nothing(system: System, strips: ModuleTy
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "unknown model": ({"model": "nobody"}, 404, "model"),
     "no messages": ({"messages": []}, 400, "messages"),
-    "unknown role": ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages[0].role"),
+    "no role": ({"messages": [{"content": "hi"}]}, 400, "messages[0].role"),
     "image without url": (
         {"messages": [{"role": "user", "content": [QUESTION, {"type": "image_url"}]}]},
         400,
