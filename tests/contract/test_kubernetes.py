@@ -305,7 +305,7 @@ IN_CONFIG_MAPS = {
     "TRIPTYCH_DRAIN_TIMEOUT_S", "TRIPTYCH_ENGINE_ARGS", "TRIPTYCH_CORES", "TRIPTYCH_REGION_BYTES",
     "TRIPTYCH_SERVED_MODEL_NAME", "TRIPTYCH_FILES_DIR",
 }  # fmt: skip
-"""With a value in the overlay `cpu`; all others are the user's, as in Compose."""
+"""Settings with a value in the overlay `cpu`; all others are the user's, as in Compose."""
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -555,7 +555,7 @@ def test_pods_are_scraped_as_the_jobs_of_the_alerts(own_layouts: dict[str, list[
 
 
 def test_alerts_are_a_resource_of_the_operator_when_indented() -> None:
-    """By the command of the guide."""
+    """The command of the guide makes the alerts' rules."""
     (head,) = re.findall(r"^\{ cat <<'E'\n(.*?)^E$", GUIDE, re.MULTILINE | re.DOTALL)
     made: dict[str, Any] = yaml.safe_load(
         head + "".join(f"  {line}\n" for line in ALERTS.read_text().splitlines())

@@ -135,7 +135,7 @@ class Watch:
 
 
 def lasting_pids(system: System, name: str) -> list[int]:
-    """Without the children that decode rare formats: they start on demand and end at their limits."""
+    """Return its processes but those that decode rare formats, which start on demand and end at limits."""
     return [pid for pid in pids_of(system, name) if DECODER not in psutil.Process(pid).cmdline()]
 
 

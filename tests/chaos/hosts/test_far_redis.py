@@ -31,12 +31,12 @@ from tests.support.protocol_steps import Party
 from triptych_common.protocol.names import StreamNames
 
 PORT = 6380
-"""Of the proxy, on the host of Redis."""
+"""Port of the proxy, on the host of Redis."""
 
 
 @contextmanager
 def running_far_from_redis(layout: HostsLayout) -> Iterator[tuple[HostsSystem, DistantRedis]]:
-    """As `running_hosts`; Redis is near at first. The test itself does not pass the proxy."""
+    """Run hosts as `running_hosts` does. Redis is near at first, and the test does not pass the proxy."""
     with Network([*layout.places, CONTROL]) as network, control_redis(network[CONTROL]) as server:
         address = (str(network[CONTROL].address), PORT)
         listener = network[CONTROL].call(lambda: socket.create_server(address))

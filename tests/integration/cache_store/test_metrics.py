@@ -161,7 +161,7 @@ def listens(port: int) -> bool:
 
 @pytest.fixture
 def relay(run_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """As Compose starts it; its port."""
+    """Run the relay as Compose starts it; yield its process and port."""
     port = free_port()
     environment = {
         **os.environ,
@@ -202,7 +202,7 @@ def test_scrapes_go_to_the_store_and_nothing_else_does(
 async def test_a_scraper_that_does_not_read_is_cut_off(
     is_relay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not taken would wait for it for ever, with the connection."""
+    """The rest of the answer would otherwise wait for ever, with the connection."""
     answer = bytes(64 << 20)  # more than the system's buffers hold
 
     async def answer_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

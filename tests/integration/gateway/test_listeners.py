@@ -280,7 +280,7 @@ def test_an_address_that_cannot_be_called_is_refused(advertise_url: str) -> None
 
 
 def record_with_url(url: str) -> bytes:
-    """As an older version would have written it."""
+    """Return a record as an older version would have written it."""
     record = InstanceRecord(instance="pd-bad", boot_id="b", role=Role.PREFILL_DECODE, model=MODEL)
     fields = {**record.model_dump(mode="json"), "url": url, "namespace_digest": FakePrefillDecode.digest}
     return orjson.dumps({"v": 1, "record": fields})

@@ -130,7 +130,7 @@ class DrainingPrefillDecode(FakePrefillDecode):
 
 
 def names(view: RegistryView) -> set[str]:
-    """Of those that serve the other model."""
+    """Return the instances that serve the other model."""
     return {record.instance for record in view.serving if record.model == OTHER_MODEL}
 
 

@@ -29,7 +29,7 @@ INSTANCE = "pd-0"
 
 @dataclass(frozen=True)
 class TrueCosts:
-    """What the simulated machines really take, in seconds."""
+    """Costs that the simulated machines really have, in seconds."""
 
     encode_base_s: float = 0.005
     encode_row_s: float = 0.0006
@@ -224,7 +224,7 @@ def _nothing() -> None:
 
 
 def mean_s(outcomes: Sequence[Outcome]) -> float:
-    """Of the first tokens."""
+    """Return the mean time to the first token, in seconds."""
     return sum(outcome.first_token_s for outcome in outcomes) / len(outcomes)
 
 

@@ -33,7 +33,7 @@ UCX_BETWEEN_HOSTS = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
 
 
 def transports_option(*transports: str) -> str:
-    """Of an agent; best first."""
+    """Return an agent's option with the transports that it takes, the best first."""
     return f"--fabric-transports={json.dumps(transports)}"
 
 

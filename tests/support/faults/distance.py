@@ -56,7 +56,7 @@ class RespReader:
         self._buffer = bytearray()
 
     def take(self, data: bytes) -> list[Any]:
-        """Those that are whole now."""
+        """Add `data` and return the messages that are whole now."""
         self._buffer += data
         found: list[Any] = []
         position = 0
@@ -109,7 +109,7 @@ class ConnectionWatch:
             self._num_unanswered += 1
 
     def on_reply(self, data: bytes) -> RoundTrip | None:
-        """What `data` answers."""
+        """Count the replies in `data`; return the round trip that they answer."""
         self._num_unanswered -= len(self._replies.take(data))
         return self._current
 
@@ -125,12 +125,12 @@ def name_of(command: list[bytes]) -> str:
 
 
 def counted(trips: Iterable[RoundTrip]) -> Counter[str]:
-    """Those of requests, by name."""
+    """Count the round trips of requests by name."""
     return Counter(each.name for each in trips if each.is_of_request)
 
 
 def _parse(buffer: bytearray, position: int) -> tuple[Any, int]:
-    """What begins at `position`, and where the next begins."""
+    """Return the message that begins at `position`, and where the next one begins."""
     line_end = buffer.find(_END, position)
     if line_end < 0:
         raise IncompleteError

@@ -54,7 +54,7 @@ class Choices:
         return [self._coarse(each) for each in found] if self.config.is_coarse else found
 
     def _coarse(self, each: Enabled) -> Enabled:
-        """What follows at once changes the store too, and perhaps all of its clients."""
+        """Return `each` with the actors that its consequences change: the store, perhaps all its clients."""
         if each.key.kind == "deliver" and each.key.how == "metadata":
             return each
         if each.actors <= self.gateways.keys():
@@ -176,7 +176,7 @@ class Choices:
         return min((when for when in times if when is not None), default=None)
 
     def _moves(self, name: str) -> bool:
-        """Does the process run?"""
+        """Return whether the process runs."""
         if name in self.gateways:
             return self.gateways[name].is_up
         if name in self.encoders:

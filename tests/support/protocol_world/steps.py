@@ -42,7 +42,7 @@ RunningT = TypeVar("RunningT", bound=Scheduled)
 
 
 class EncoderReferences(Generic[RunningT]):
-    """Which requests refer to which items, as vLLM's encoder cache manager counts them."""
+    """References of requests to items, as vLLM's encoder cache manager counts them."""
 
     live: dict[str, RunningT]
     cached: dict[str, set[str]]  # by item: the requests that refer to it

@@ -1,4 +1,4 @@
-"""By which transports an agent sends and takes entries."""
+"""The choice of the transports by which an agent sends and takes entries."""
 
 import pytest
 from pydantic import ValidationError

@@ -60,7 +60,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 def hash_of(block: dict[str, Any]) -> str:
-    """Of an item that is sent by its URL."""
+    """Return the hash of an item that is sent by its URL."""
     assert block.keys() == {"type", "source"}
     assert block["source"].keys() == {"type", "url"}
     named = parse_item_url(block["source"]["url"])

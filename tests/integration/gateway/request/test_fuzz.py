@@ -51,7 +51,7 @@ IMAGES = [
 
 @dataclass(frozen=True)
 class FuzzedRequest:
-    """What goes over the socket, before `Connection: close` is added."""
+    """Request as it goes over the socket, before `Connection: close` is added."""
 
     method: bytes
     path: bytes

@@ -24,7 +24,7 @@ from triptych_encoder.settings import EncoderSettings
 
 
 def watch_fabric() -> None:
-    """In an agent's process, before it starts."""
+    """Report the steps of this agent's connections; called before the agent starts."""
     from triptych_fabric.wire import connection, frames
 
     steps = {

@@ -13,7 +13,7 @@ ADDED = "added_in_the_next_release"
 
 
 def install() -> None:
-    """In a process, before its service starts."""
+    """Make this process, before its service starts, one of the next release."""
     mock.patch.object(triptych_common, "version", return_value=VERSION).start()
     dump = Message.model_dump
 

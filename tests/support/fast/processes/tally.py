@@ -99,7 +99,7 @@ def note_held(path: Path, instance: str) -> None:
 
 
 def note_taken_jobs(path: Path) -> None:
-    """From now on, in this process."""
+    """Append to `path` each job that this process takes from now on."""
     intake: Any = JobIntake
     take_next = intake.__anext__
 

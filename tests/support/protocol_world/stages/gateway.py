@@ -132,7 +132,7 @@ class Connections:
     async def request(
         self, method: str, url: Any, *, data: bytes, headers: dict[str, str], allow_redirects: bool
     ) -> Connection:
-        """As aiohttp's: returns when the answer's headers are there."""
+        """Return when the answer's headers are there, as aiohttp's method does."""
         request = self._find(headers["X-Request-Id"])
         instance = url.host
         attempt = len(request.dispatched) + 1

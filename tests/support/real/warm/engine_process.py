@@ -1,4 +1,4 @@
-"""In a forked process: EngineCore and the compile server are forked from it, as it is now.
+"""EngineCore and the compile server are forked from a forked process as it is now.
 
 Encoders and prefill_decodes fork their EngineCore themselves. For vLLM's server and scripts it is done here.
 """
@@ -18,7 +18,7 @@ HOSTS = frozenset({"triptych_encoder", "triptych_prefill_decode"})
 
 
 def fork_engines(module: str) -> None:
-    """From now on, in this process, which is about to run `module`."""
+    """Fork what this process starts for an engine; it is about to run `module`."""
     if module not in HOSTS:
         engine_fork.fork_engine()
     patched: Any = compiler

@@ -12,7 +12,7 @@ from tests.support.real.warm.client import ForkedProcess, fork
 
 
 def fork_services(server: str) -> None:
-    """From now on, in this process."""
+    """Fork the services that this process starts from now on, from the process behind `server`."""
     from triptych_cli.supervisor import daemon, process
 
     launcher: Any = daemon

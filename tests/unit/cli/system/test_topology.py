@@ -263,7 +263,7 @@ class TestGpus:
         assert text.starts_after == {"encoder-0"}, "both measure GPU 0"
 
     def test_the_store_sees_one_gpu_and_no_mps(self) -> None:
-        """As a client of MPS that never ends it would keep engines out after one's fatal fault."""
+        """A client of MPS that never ends would keep engines out after one's fatal fault."""
         options = replace(OPTIONS, gpus=("3", "4"), has_mps=True, slab_bytes=1 << 28, slab_share=0.01)
         store = by_name(planned(options))["cache_store-0"]
         assert store.env["CUDA_VISIBLE_DEVICES"] == "3"

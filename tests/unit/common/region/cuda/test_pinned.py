@@ -128,7 +128,7 @@ def test_a_copy_whose_call_failed_is_over_before_its_blocks_are_given_back(
 
 
 def test_torch_is_asked_for_the_copies_own_pool_and_told_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's allocator documents it; tests/gpu sees that the bytes stay."""
+    """Torch's allocator documents this; tests/gpu sees that the bytes stay."""
     current: list[object] = ["compute"]
     calls: list[tuple[str, object]] = []
 
