@@ -65,7 +65,7 @@ NEW = Counter(
 
 AFTER_NEW = Counter(
     {
-        "gateway set_sizes": 1, "gateway leave_flight": 1, "gateway add_place": 2,
+        "gateway set_field": 1, "gateway leave_flight": 1, "gateway add_place": 2,
         "prefill_decode XADD preallocations": 1, "prefill_decode XADD encode-results": 1,
         "prefill_decode XADD acks": 1,
         "encoder XADD encode-results": 1, "encoder finish_flight": 1,

@@ -23,7 +23,7 @@ from triptych_common.redis_client.scripts import EXTEND_EXPIRY, LuaScript
 _SCRIPTS = (
     *(each for each in vars(single_flight).values() if isinstance(each, LuaScript)),
     *(each for each in vars(registry).values() if isinstance(each, LuaScript)),
-    entry_directory.ADD_PLACE, entry_directory.REMOVE_PLACE, entry_directory.SET_SIZES,
+    entry_directory.ADD_PLACE, entry_directory.REMOVE_PLACE, entry_directory.SET_FIELD,
     TAKE_SPARE, EXTEND_EXPIRY,
 )  # fmt: skip
 _SCRIPT_NAMES = {

@@ -62,3 +62,12 @@ def test_the_next_step_begins_empty() -> None:
     step.take(Allowance(), FREE_S)
     step.begin()
     assert step.take(Allowance(), FREE_S)
+
+
+def test_each_step_has_a_number_of_its_own() -> None:
+    step = EngineStep()
+    numbers = [step.number]
+    for _ in range(2):
+        step.begin()
+        numbers.append(step.number)
+    assert len(set(numbers)) == 3

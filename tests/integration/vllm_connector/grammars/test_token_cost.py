@@ -17,7 +17,7 @@ from tests.support.vllm_connector.grammars import (
     large_vocabulary,
 )
 from triptych_vllm_connector.grammars import allowance, token_cost
-from triptych_vllm_connector.grammars.allowance import FREE_S, exceeds_allowance, longest_runs
+from triptych_vllm_connector.grammars.allowance import FREE_S, PER_STEP_S, exceeds_allowance, longest_runs
 from triptych_vllm_connector.grammars.compile_server import compile_grammar
 from triptych_vllm_connector.grammars.grammar_job import GrammarJob
 from triptych_vllm_connector.grammars.token_cost import GROUP_FIELD, bound_token_cost
@@ -96,6 +96,23 @@ def test_a_refused_draft_token_ends_its_request_though_later_ones_cost_nothing(
     assert not grammar.accept_tokens("request", [ord("a")])
     monkeypatch.setattr(allowance, "FREE_S", 1000.0)
     assert not grammar.accept_tokens("request", [ord("a")])
+
+
+def test_masks_for_draft_tokens_of_one_step_earn_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step makes a mask for each draft token of a request, and may have the model reject all of them."""
+    compiled = compile_grammar(GrammarJob("regex", "[a-z]*")._asdict(), TOKENIZER)
+    (grammar,) = choices_of(compiled, NUM_TOKENS, 1, group="req-1")
+    now = [0.0]
+
+    def fill(matcher: Any, mask: Any, index: int) -> None:
+        now[0] += PER_STEP_S
+
+    monkeypatch.setattr(token_cost, "time", SimpleNamespace(thread_time=lambda: now[0]))
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill)
+    mask = xgrammar.allocate_token_bitmask(1, NUM_TOKENS)
+    for _ in range(int(FREE_S / PER_STEP_S) * 4):
+        grammar.fill_bitmask(mask, 0)
+    assert grammar.accept_tokens("request", [ord("a")])
 
 
 @pytest.mark.parametrize("group", ["req-1", None], ids=["of one request", "of many"])

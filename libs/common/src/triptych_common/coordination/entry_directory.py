@@ -24,7 +24,7 @@ from triptych_common.redis_client.scripts import load_script
 MAX_SIZES_BYTES = 4096  # of one item's
 MAX_DROPPED = 100  # by one write, where the bound was lowered: a script must not keep Redis for long
 BOUNDED_HASH = files(__package__).joinpath("lua", "bounded_hash.lua").read_text("utf-8")
-SET_SIZES = load_script(__package__, "set_sizes", prelude=BOUNDED_HASH)
+SET_FIELD = load_script(__package__, "set_field", prelude=BOUNDED_HASH)
 
 MAX_PLACES = 8  # of one entry
 ADD_PLACE = load_script(__package__, "add_place", prelude=BOUNDED_HASH)
@@ -60,7 +60,7 @@ class SharedSizes:
         self._names = bus.names
         self._max_items = max_items
         self._lifetime = Lifetime(ttl_s)
-        self._set = bus.client.register_script(SET_SIZES.text)
+        self._set = bus.client.register_script(SET_FIELD.text)
 
     async def get(self, mm_hash: str) -> bytes | None:
         """Return the value kept for `mm_hash`; raises BusUnavailableError."""
@@ -75,8 +75,8 @@ class SharedSizes:
         if len(value) > MAX_SIZES_BYTES:
             return False
         keys = [self._names.sizes, self._names.sizes_order]
-        arguments = SET_SIZES.arguments(
-            mm_hash=bytes.fromhex(mm_hash), value=value, ttl_ms=self._lifetime.ttl_ms,
+        arguments = SET_FIELD.arguments(
+            field=bytes.fromhex(mm_hash), value=value, ttl_ms=self._lifetime.ttl_ms,
             is_due=int(self._lifetime.is_due(time.monotonic())), max_items=self._max_items,
             max_dropped=MAX_DROPPED,
         )  # fmt: skip

@@ -7,7 +7,7 @@ Redis with names, or drops another's.
 from collections.abc import Sequence
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.coordination.entry_directory import MAX_DROPPED, SET_SIZES
+from triptych_common.coordination.entry_directory import MAX_DROPPED, SET_FIELD
 from triptych_common.redis_client.commands import run_command
 
 NAMES_TTL_S = 6 * 3600  # of all names of an owner, after the last use of one
@@ -40,13 +40,14 @@ class ItemNames:
                     if record is None:
                         pipe.execute_command("HGET", keys[0], field)
                         continue
-                    arguments = SET_SIZES.arguments(
-                        mm_hash=field, value=record, ttl_ms=self._ttl_ms, is_due=1,
+                    arguments = SET_FIELD.arguments(
+                        field=field, value=record, ttl_ms=self._ttl_ms, is_due=1,
                         max_items=self._max_names, max_dropped=MAX_DROPPED,
                     )  # fmt: skip
-                    pipe.eval(SET_SIZES.text, len(keys), *keys, *arguments)
-                for key in keys:
-                    pipe.execute_command("PEXPIRE", key, self._ttl_ms)
+                    pipe.eval(SET_FIELD.text, len(keys), *keys, *arguments)
+                if all(record is None for _, record in names):  # else the script has done it
+                    for key in keys:
+                        pipe.execute_command("PEXPIRE", key, self._ttl_ms)
                 replies = await pipe.execute()
             found = zip(replies[: len(names)], names, strict=True)
             return [reply if record is None else None for reply, (_, record) in found]
