@@ -75,7 +75,8 @@ async def test_without_a_file_for_it_a_connection_waits_and_is_accepted(
     listener.serve("127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)):
         await asyncio.wait_for(accept.succeeded.wait(), 10.0)
-        assert accept.num_calls <= 3, "once before the pause, and once for each after it"
+        # Once before the pause and once behind it; the loop may wait for the next connection by now.
+        assert accept.num_calls in (2, 3)
     await listener.close(1.0)
 
 

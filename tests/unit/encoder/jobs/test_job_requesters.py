@@ -1,10 +1,11 @@
 """Requesters that join, leave and share: several jobs and requests for one item."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
+from tests.support.encoder.encoder_bench import DIGEST, HASH, Bench, delivery_of
 from triptych_common.coordination import StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind
@@ -41,6 +42,33 @@ async def test_a_failure_of_a_job_that_was_handed_back_is_told(bench: Bench) -> 
     bench.engine.preprocess_error = BadMediaError("no image")
     await bench.run(delivery)
     assert bench.reporter.sent == [("job-0", FailureKind.BAD_MEDIA, "no image")]
+
+
+async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
+    await bench.claim("req-0")
+    bench.jobs.deliver("1-1")
+    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
+    delivery = delivery_of("job-0", "req-0")
+    await asyncio.wait_for(bench.runner.run(delivery), 60)  # type: ignore[arg-type]
+    assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)
+    assert bench.leases.num_dropped == 1
+
+
+async def test_a_second_entry_of_a_job_that_is_worked_on_is_dropped(bench: Bench) -> None:
+    """Sent again, because Redis had lost the first."""
+    await bench.claim("req-0")
+
+    async def on_encode(order: WriteOrder) -> None:
+        again = delivery_of("job-0", "req-0")
+        again.entry_id = "1-2"
+        await bench.run(again)
+        assert again.num_acks == 1
+        await bench.store_client.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1
+    assert bench.leases.num_superseded == 1
 
 
 async def test_without_the_flights_a_job_is_done_for_those_it_names(
