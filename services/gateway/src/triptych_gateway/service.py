@@ -36,10 +36,13 @@ from triptych_gateway.http_protocol import BoundedHttpProtocol, bounded_protocol
 from triptych_gateway.open_files import ConnectionLimits, allow_open_files
 from triptych_gateway.settings import GatewaySettings
 
+log = get_logger(__name__)
+
 KEEPALIVE_S = 75
 CUT_OFF_S = 1  # for the ends of answers that are cut off, and for connections to close
 _STATUS_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if not endpoint.needs_key)
 _MAPPED_BITS = 96  # of an IPv4 address as a socket for both shows it
+HEALTH_TIMEOUT_S = 3.0
 
 
 class TlsFilesError(TriptychError):
@@ -138,11 +141,6 @@ def _proxies(settings: GatewaySettings) -> list[str]:
         if isinstance(each, IPv4Network)
     ]
     return [*map(str, networks), *mapped]
-
-
-log = get_logger(__name__)
-
-HEALTH_TIMEOUT_S = 3.0
 
 
 class _Server(uvicorn.Server):

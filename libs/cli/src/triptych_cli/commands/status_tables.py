@@ -19,6 +19,7 @@ from triptych_common.protocol.store import MetricsQuery, StoreMetrics
 SERVING = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 PREFILLING = frozenset({Role.PREFILL, Role.ENCODE_PREFILL})
 SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them
+HANDED_OVER = "triptych_store_handed_over"
 
 
 async def read_records() -> list[InstanceRecord]:
@@ -119,9 +120,6 @@ def _towers(records: Sequence[InstanceRecord], config: ModelConfig) -> Iterator[
         encodes = record.role in PRODUCING_ROLES or record.role is Role.ENCODE_PREFILL_DECODE
         if encodes and not record.item_limits and not is_text_only(config):
             yield f"{record.instance} encodes nothing: it has loaded no tower for this model"
-
-
-HANDED_OVER = "triptych_store_handed_over"
 
 
 async def pairs_table() -> Table:

@@ -26,9 +26,17 @@ from triptych_cli.supervisor.supervisor import Supervisor
 from triptych_common.protocol.messages import Role
 from triptych_common.telemetry.logs import get_logger
 
+log = get_logger(__name__)
+
 TOLERANCE = 0.1  # of the present number, by which the quotient may differ without a change
 COOLDOWN_STARTS = 2.0
 KV_BOUND = 0.7  # use of KV caches up to which fewer instances are enough
+INTERVAL_S = 1.0
+SCRAPE_TIMEOUT_S = 2.0
+RETRY_S = 30.0  # after a start that failed
+ENCODER, PREFILL_DECODE = "encoder", "prefill_decode"
+ENCODE_GAUGE = "triptych_gateway_encode_seconds_waiting"
+MODEL_GAUGES = ("triptych_gateway_prefill_seconds_waiting", "triptych_gateway_decode_seconds_waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +104,6 @@ class StageScaler:
             return num_ready
         is_enough = signal.kv_usage * num_ready / (num_ready - 1) < KV_BOUND
         return num_ready - 1 if is_enough else num_ready
-
-
-log = get_logger(__name__)
-
-INTERVAL_S = 1.0
-SCRAPE_TIMEOUT_S = 2.0
-RETRY_S = 30.0  # after a start that failed
-ENCODER, PREFILL_DECODE = "encoder", "prefill_decode"
-ENCODE_GAUGE = "triptych_gateway_encode_seconds_waiting"
-MODEL_GAUGES = ("triptych_gateway_prefill_seconds_waiting", "triptych_gateway_decode_seconds_waiting")
 
 
 class Autoscaler:

@@ -17,6 +17,7 @@ from triptych_common.protocol.urls import ANY_ADDRESSES
 
 HOST_VARIABLE = "TRIPTYCH_HOST_NAME"
 NUM_PORTS_LIMIT = 1 << 16
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,6 @@ class HostPorts:
     @property
     def all(self) -> tuple[int, ...]:
         return (*self.gateways, *self.language_models, *self.kv)
-
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)

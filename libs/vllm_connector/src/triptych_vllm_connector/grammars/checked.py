@@ -27,6 +27,8 @@ from triptych_vllm_connector.seams.current import seam
 from triptych_vllm_connector.seams.replacing import replace
 
 PARAM = "structured_outputs"
+_GATEWAY_ID = re.compile(r"req-[0-9a-f]++")
+_KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 @asynccontextmanager
@@ -90,10 +92,6 @@ def group_of(request_id: str) -> str:
     """Return the gateway's id of a caller's request, which vLLM's ids of prompts and beams contain."""
     found = _GATEWAY_ID.search(request_id)
     return request_id if found is None else found[0]
-
-
-_GATEWAY_ID = re.compile(r"req-[0-9a-f]++")
-_KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 def _serialized_tokenizers(vllm_config: Any) -> list[str]:

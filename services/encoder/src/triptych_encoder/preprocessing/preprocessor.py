@@ -34,6 +34,8 @@ from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
 from triptych_encoder.preprocessing.item_schema import ItemMismatchError, ItemSchema, Sample, parts_of
 from triptych_encoder.preprocessing.media_decoders import MediaDecoders
 
+log = get_logger(__name__)
+
 MIN_REFERENCES = 3  # of a modality, that the model takes
 
 # (width, height): square, wide and tall.
@@ -78,9 +80,6 @@ def _video(num_frames: int, width: int, height: int, fps: float) -> Any:
 
 def _audio(seconds: float, rate: int) -> Any:
     return np.zeros(int(seconds * rate), dtype=np.float32), rate
-
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,25 @@ from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.request.media import TakenItem
 
+log = get_logger(__name__)
+
 READ_INTERVAL_S = 0.1
 READ_HOLDS_S = 1.0
 MAX_NAMESPACES = 64  # that are remembered; each is served by engines of its own
+MAX_TIMES = 8192  # that are remembered
+MAX_KEYS = 1024
+MAX_RETRY_AFTER_S = 600.0
+EARLY_S = 0.5  # by which a request may be early
+DEADLINE_SHARE = 0.75
+"""Share of the time until a request's deadline that its encodes may take as predicted: its prompt comes
+behind them, and predictions err."""
+RETURN_SLACK = 1.25
+"""Factor by which the queue may be longer for a refused request that comes back at its time."""
+OLDEST_SLACK = 1.5
+"""Factor by which the oldest order of a flow may be older than a new one, if the wait is predicted."""
+NUM_PROBES = 8
+PROBE_S = 10.0
+PROBE_SHARE = 0.25  # of the time until the request's deadline
 
 
 @dataclass
@@ -119,12 +135,6 @@ def queue_slow(param: str | None = None) -> RequestError:
     return RequestError(429, "encode_queue_slow", message, param)
 
 
-MAX_TIMES = 8192  # that are remembered
-MAX_KEYS = 1024
-MAX_RETRY_AFTER_S = 600.0
-EARLY_S = 0.5  # by which a request may be early
-
-
 class _Place(NamedTuple):
     namespace_digest: str
     fair_key: FairKey
@@ -172,20 +182,6 @@ class ReturnTimes:
 
     def forget(self, namespace_digest: str, fair_key: FairKey, first: MmHash) -> None:
         self._times.pop(_Place(namespace_digest, fair_key, first), None)
-
-
-log = get_logger(__name__)
-
-DEADLINE_SHARE = 0.75
-"""Share of the time until a request's deadline that its encodes may take as predicted: its prompt comes
-behind them, and predictions err."""
-RETURN_SLACK = 1.25
-"""Factor by which the queue may be longer for a refused request that comes back at its time."""
-OLDEST_SLACK = 1.5
-"""Factor by which the oldest order of a flow may be older than a new one, if the wait is predicted."""
-NUM_PROBES = 8
-PROBE_S = 10.0
-PROBE_SHARE = 0.25  # of the time until the request's deadline
 
 
 class EncodeAdmission:

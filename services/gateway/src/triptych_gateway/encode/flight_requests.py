@@ -33,8 +33,11 @@ from triptych_gateway.encode.media_cache import MediaReadError, MediaSlot
 from triptych_gateway.locality.encode_stores import EncodeStores, JobPlace
 from triptych_gateway.settings import EncodeSettings
 
+log = get_logger(__name__)
+
 MIN_REMAINING_S = 0.05
 RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, FailureKind.EXPIRED})
+EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes first
 
 
 def may_retry(settings: EncodeSettings, kind: FailureKind | None, num_attempts: int) -> bool:
@@ -146,11 +149,6 @@ def encode_job(
         encode_class=fair_key.encode_class,
         flow=fair_key.flow,
     )
-
-
-log = get_logger(__name__)
-
-EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes first
 
 
 @dataclass

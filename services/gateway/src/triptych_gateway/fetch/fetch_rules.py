@@ -54,6 +54,18 @@ _REFUSED_V6 = tuple(
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
 _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # the upper half of an interface's identifier
+MAX_HOST_CHARS = 253
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # where the last label is one, resolvers read an IPv4 address
+_SUFFIX = "*."
+MAX_URL_CHARS = 8192  # signed URLs take a few thousand
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>(?:/[^?#]*)?)(?P<rest>(?:[?#].*)?)"
+)
+_AUTHORITY = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]{1,5}))?")
+CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\ud800-\udfff]")
+_SAFE = "/%:@!$&'()*+,;=-._~?[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +99,6 @@ def meant_address(address: Address) -> Address:
     if isinstance(address, IPv6Address) and (address in _MAPPED or address in _NAT64):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
-
-
-MAX_HOST_CHARS = 253
-_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # where the last label is one, resolvers read an IPv4 address
-_SUFFIX = "*."
 
 
 def normal_host(host: str) -> tuple[str, Address | None]:
@@ -161,16 +167,6 @@ def _normal_pattern(pattern: str) -> str:
         return str(ip_address(pattern))
     except ValueError:
         return pattern.lower().removesuffix(".")
-
-
-MAX_URL_CHARS = 8192  # signed URLs take a few thousand
-DEFAULT_PORTS = {"http": 80, "https": 443}
-_URL = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>(?:/[^?#]*)?)(?P<rest>(?:[?#].*)?)"
-)
-_AUTHORITY = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]{1,5}))?")
-CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\ud800-\udfff]")
-_SAFE = "/%:@!$&'()*+,;=-._~?[]"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -24,6 +24,14 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
 from triptych_gateway.request.content_parts import KnownFile, MediaPart
 
+log = get_logger(__name__)
+
+REMOVED_AT_ONCE = 100
+LONGEST_WAIT_S = 3600.0  # other gateways' files are removed by them; if such a gateway is gone, by this one
+AFTER_FAILURE_S = 60.0
+CHUNK_BYTES = 256 << 10
+T = TypeVar("T")
+
 
 def known_file(store: FileStore, owner: str, record: FileRecord, threads: Executor) -> KnownFile:
     """Return the file for a request, with a reader of its bytes."""
@@ -36,13 +44,6 @@ def known_file(store: FileStore, owner: str, record: FileRecord, threads: Execut
         partial(store.read_content, owner, record),
         threads,
     )
-
-
-log = get_logger(__name__)
-
-REMOVED_AT_ONCE = 100
-LONGEST_WAIT_S = 3600.0  # other gateways' files are removed by them; if such a gateway is gone, by this one
-AFTER_FAILURE_S = 60.0
 
 
 class ExpirySweep:
@@ -85,10 +86,6 @@ class ExpirySweep:
                     await self._changed.wait()
             except TimeoutError:
                 continue
-
-
-CHUNK_BYTES = 256 << 10
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ from triptych_gateway.request.item_checks import MediaLimits, check_media
 from triptych_gateway.request.request_body import body_timeout, header_of
 
 SOUND_BRANDS = (b"M4A ", b"M4B ")  # of an MP4 that holds no pictures
+GATHERED_BYTES = 256 << 10  # of a body, before a thread takes them
+T = TypeVar("T")
 
 
 def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, ...], ImageHeader | None]:
@@ -61,11 +63,6 @@ def modalities_of(head: bytes) -> tuple[Modality, ...]:
     if head[4:12] in [b"ftyp" + brand for brand in SOUND_BRANDS]:
         kinds.reverse()
     return tuple(kinds) or (Modality.IMAGE,)
-
-
-GATHERED_BYTES = 256 << 10  # of a body, before a thread takes them
-
-T = TypeVar("T")
 
 
 class FileUploads:

@@ -27,6 +27,15 @@ from triptych_gateway.settings import TransferSettings
 
 LEAST_SPARE_S = 0.05  # least time for which a job is left to the encoders it is published for
 MOST_SPARE_S = 10.0  # most time: other encoders cannot take jobs that wait behind it on the stream
+FIRST_ROWS = 1280.0  # of an item of cost 1, which is a megapixel: 28 x 28 pixels to a row
+FIRST_ROW_BYTES = 8192.0  # 4096 columns of two bytes
+WEIGHT = 0.2  # of the latest observation
+MAX_ASKED = 8192  # items that were asked about, and whose sizes are to come
+FIRST_ROW_S = 2e-4  # an encoder's, until one of the namespace announces its speed
+READ_HOLDS_S = 5.0  # a reading of the streams counts for this long
+MAX_NAMESPACES = 64
+TransferSeconds = Callable[[str, str, int], float | None]
+"""Seconds of a transfer of some bytes from one store to another; None if it was not measured."""
 
 
 class PlaceReason(StrEnum):
@@ -83,12 +92,6 @@ def _spare_ms(seconds: float) -> int:
     return int(min(max(seconds, LEAST_SPARE_S), MOST_SPARE_S) * 1000)
 
 
-FIRST_ROWS = 1280.0  # of an item of cost 1, which is a megapixel: 28 x 28 pixels to a row
-FIRST_ROW_BYTES = 8192.0  # 4096 columns of two bytes
-WEIGHT = 0.2  # of the latest observation
-MAX_ASKED = 8192  # items that were asked about, and whose sizes are to come
-
-
 class RowEstimates:
     """Estimates of one gateway over all namespaces: small errors change few choices."""
 
@@ -118,14 +121,6 @@ class RowEstimates:
 
 def _mean(before: float, latest: float) -> float:
     return before + WEIGHT * (latest - before)
-
-
-FIRST_ROW_S = 2e-4  # an encoder's, until one of the namespace announces its speed
-READ_HOLDS_S = 5.0  # a reading of the streams counts for this long
-MAX_NAMESPACES = 64
-
-TransferSeconds = Callable[[str, str, int], float | None]
-"""Seconds of a transfer of some bytes from one store to another; None if it was not measured."""
 
 
 @dataclass(slots=True)

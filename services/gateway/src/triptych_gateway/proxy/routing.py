@@ -41,6 +41,18 @@ CUT_DEPTH = 3  # a message, its content, a part of it
 MAX_CUT_PARTS = 1000  # of each; in more of them each is short
 MIN_TOKEN_BYTES = 2  # of a token in JSON, with its comma
 _FIRST_FIELDS = ("tools", "system", "instructions")  # of a body: templates put them before the conversation
+VERSION_HEADER = "X-Triptych-Version"
+HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
+    ServingStage.PREFILL: ("x-prefiller-host-port", "x-prefiller-host-ports", "x-llm-d-prefiller-host-port"),
+    ServingStage.DECODE: ("x-data-parallel-host-port",),
+}
+"""Headers of llm-d by stage. The first one present counts, as in llm-d's sidecar."""
+MAX_HOSTS = 64
+MAX_PROMPT_CHARS = 256  # prompt without messages, whose beginning stands for its conversation
+MAX_PROMPT_TOKENS = 64  # the same in tokens
+MAX_TEXT_CHARS = 4096  # of a message's text
+_SYSTEM_FIELDS = ("system", "instructions")  # fields before all messages, in some forms of chats
+_VERSION = TypeAdapter(Name)
 
 
 def session_of(scope: Scope, body: Mapping[str, Any], salt: str, header: str) -> str:
@@ -136,21 +148,6 @@ def _dumped(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:  # nested too deeply: refused when it is sent
         return b""
-
-
-VERSION_HEADER = "X-Triptych-Version"
-HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
-    ServingStage.PREFILL: ("x-prefiller-host-port", "x-prefiller-host-ports", "x-llm-d-prefiller-host-port"),
-    ServingStage.DECODE: ("x-data-parallel-host-port",),
-}
-"""Headers of llm-d by stage. The first one present counts, as in llm-d's sidecar."""
-
-MAX_HOSTS = 64
-MAX_PROMPT_CHARS = 256  # prompt without messages, whose beginning stands for its conversation
-MAX_PROMPT_TOKENS = 64  # the same in tokens
-MAX_TEXT_CHARS = 4096  # of a message's text
-_SYSTEM_FIELDS = ("system", "instructions")  # fields before all messages, in some forms of chats
-_VERSION = TypeAdapter(Name)
 
 
 @dataclass(frozen=True, slots=True)

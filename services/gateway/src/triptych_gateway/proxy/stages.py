@@ -89,6 +89,11 @@ _UNDIVIDED = (
     "background",
     "previous_response_id",
 )
+PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
+BROKE_OFF = "broke_off"  # while it had the request
+PREFIX_NOT_HELD = "prefix_not_held"  # from the decode instance: an item would have to be computed
+KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes from the decode instance
+ITEM_FAILURE_GRACE_S = 0.1
 
 
 def undivided_field(endpoint: Endpoint, body: Mapping[str, Any]) -> str | None:
@@ -145,13 +150,6 @@ def without_handover(answer: bytes) -> bytes:
     parsed = orjson.loads(answer)
     parsed.pop(PARAMS, None)
     return orjson.dumps(parsed)
-
-
-PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
-BROKE_OFF = "broke_off"  # while it had the request
-PREFIX_NOT_HELD = "prefix_not_held"  # from the decode instance: an item would have to be computed
-KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes from the decode instance
-ITEM_FAILURE_GRACE_S = 0.1
 
 
 class StageFailedError(TriptychError):

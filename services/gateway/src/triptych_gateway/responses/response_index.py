@@ -31,6 +31,14 @@ from triptych_gateway.request.content_parts import KnownFile
 from triptych_gateway.request.named_items import MediaFacts
 from triptych_gateway.routing.registry_view import RegistryView
 
+log = get_logger(__name__)
+
+REDIS_TIMEOUT_S = 2.0
+REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
+MAX_ID_CHARS = 100  # of an id that a caller sends, in messages
+_ID = re.compile(r"resp_[0-9a-f]{32}")
+PREVIOUS_FIELD = "previous_response_id"
+
 
 class ResponseImage(MediaFacts):
     """Image of the conversation up to a response, without its bytes."""
@@ -52,14 +60,6 @@ class ResponseRecord(BaseModel):
     images: tuple[ResponseImage, ...] = ()  # that encoders make, in the order of the prompt
     processor_options: Mapping[str, Any] = Field(default_factory=dict)  # of these images
     media_io_options: Mapping[str, Any] = Field(default_factory=dict)
-
-
-log = get_logger(__name__)
-
-REDIS_TIMEOUT_S = 2.0
-REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
-MAX_ID_CHARS = 100  # of an id that a caller sends, in messages
-_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,6 @@ def response_not_found(response_id: str) -> RequestError:
     """Return the 404 in vLLM's words."""
     message = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
     return RequestError(404, "response_not_found", message, RESPONSE_PARAM)
-
-
-PREVIOUS_FIELD = "previous_response_id"
 
 
 class KeptImages:

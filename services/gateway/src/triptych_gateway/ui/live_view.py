@@ -32,6 +32,8 @@ from triptych_gateway.request.request_body import wait_disconnect
 from triptych_gateway.tracing.recent_requests import Listener, RecentRequest, RecentRequests
 from triptych_gateway.ui.system_view import SystemView
 
+log = get_logger(__name__)
+
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -53,6 +55,11 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+SYSTEM_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 0.4  # interval of checks for the gateway's end: less than its wait for the last answers
+EVENT_GAP_S = 0.1  # changes within it are one event
+SEND_LIMIT_S = 10.0  # for each piece of an event
+PIECE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +112,6 @@ class LiveView:
     def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:
         now = time.monotonic()
         return [each.as_fragment(now) for each in requests]
-
-
-log = get_logger(__name__)
-
-SYSTEM_INTERVAL_S = 1.0
-LOOK_INTERVAL_S = 0.4  # interval of checks for the gateway's end: less than its wait for the last answers
-EVENT_GAP_S = 0.1  # changes within it are one event
-SEND_LIMIT_S = 10.0  # for each piece of an event
-PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):

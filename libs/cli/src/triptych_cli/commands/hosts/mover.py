@@ -30,6 +30,12 @@ from triptych_common.protocol.transfers import (
 
 _PREFILLING = frozenset({Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL, Role.ENCODE_PREFILL_DECODE})
 BLOCK_SPARE = 0.02  # of a store's room: entries take whole blocks
+MAX_UNDER_WAY = 8
+ORDER_TIMEOUT_S = 60.0
+NOTED_AT_ONCE = 128
+MAX_NOTED = 1_000_000  # in the directory; gateways also bound it
+NOTED_TTL_S = 86_400.0
+SPARE_S = 5.0  # after which an order without any report is given up
 
 
 @dataclass
@@ -114,14 +120,6 @@ def plan_moves(
         room.free_num_bytes -= entry.spec.num_bytes
         plan.moves.append(Move(entry.mm_hash, entry.spec.num_bytes, room.store))
     return plan
-
-
-MAX_UNDER_WAY = 8
-ORDER_TIMEOUT_S = 60.0
-NOTED_AT_ONCE = 128
-MAX_NOTED = 1_000_000  # in the directory; gateways also bound it
-NOTED_TTL_S = 86_400.0
-SPARE_S = 5.0  # after which an order without any report is given up
 
 
 @dataclass
