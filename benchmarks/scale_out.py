@@ -37,7 +37,7 @@ from load.figures import percentile
 from load.json_reports import write_json
 
 from triptych_cli.settings import DEFAULT_MODEL
-from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
+from triptych_cli.supervisor.state import RUNNING, ServiceState, SystemStatus, read_status
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -78,10 +78,10 @@ class Watch:
         for each in encoders:
             before = self._since.get(each.name)
             if before is None or before[0] is not each.state:
-                if before is not None and before[0] is ServiceState.STARTING and each.state in READY:
+                if before is not None and before[0] is ServiceState.STARTING and each.state in RUNNING:
                     self.starts.setdefault(each.name, []).append(each.since - before[1])
                 self._since[each.name] = each.state, each.since
-        ready = sum(each.state in READY for each in encoders)
+        ready = sum(each.state in RUNNING for each in encoders)
         if not self.num_ready or self.num_ready[-1][1] != ready:
             self.num_ready.append((now, ready))
             self.changed.set()
@@ -93,9 +93,6 @@ class Watch:
     @property
     def most(self) -> int:
         return max((number for _, number in self.num_ready), default=0)
-
-
-READY = (ServiceState.READY, ServiceState.UNRESPONSIVE)
 
 
 def texts(rng: random.Random, number: int) -> list[Question]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.support.gateway.routing import NAMESPACE, candidate, record_of, request
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role
-from triptych_gateway.routing.router import STAGE_ROLES, Router, RoutingPolicy, ServingStage
-from triptych_gateway.routing.scheduling.candidates import Candidate
+from triptych_gateway.routing.router import STAGE_ROLES, Router, RoutingPolicy
+from triptych_gateway.routing.scheduling.candidates import Candidate, ServingStage
 from triptych_gateway.routing.scheduling.profiles import SCORERS, RoutingProfiles, StageProfile
 
 NAMES = "abcdef"

@@ -251,8 +251,8 @@ class PrefillDecodeService:
         await init_app_state(engine, app.state, args, supported_tasks)
         adapters = AdapterTable.of(app.state.openai_serving_models)
         processor = engine.renderer.mm_processor  # None: a model of text alone
+        tokens = placeholder_tokens(processor, engine.renderer.tokenizer)
         if processor is not None and "generate" in supported_tasks:
-            tokens = placeholder_tokens(processor, engine.renderer.tokenizer)
             replay_records(engine, app.state, tokens, renders_media=decodes_only)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
@@ -301,7 +301,7 @@ class PrefillDecodeService:
                 namespace_digest=config.namespace_digest,
                 dtype=str(engine.model_config.dtype).removeprefix("torch."),
                 item_limits=item_limits(processor) if settings.has_tower and processor is not None else {},
-                placeholder_tokens=placeholder_tokens(processor, engine.renderer.tokenizer),
+                placeholder_tokens=tokens,
                 max_item_embeds=cache_embeds and budget_embeds(config, cache_embeds, engine.model_config),
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,

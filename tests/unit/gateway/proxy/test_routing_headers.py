@@ -10,7 +10,7 @@ from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.access.auth import ANONYMOUS, Caller
 from triptych_gateway.endpoints.table import CREATE_RESPONSE
 from triptych_gateway.proxy.routing import RoutingHeaders
-from triptych_gateway.routing.router import ServingStage
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_gateway.routing.served_models import ModelsFile, ServedModels
 from triptych_gateway.routing.variants import RouteDemand
 

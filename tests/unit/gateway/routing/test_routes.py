@@ -12,8 +12,9 @@ from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.pairs import fits, pairs_of, serving_of, towers_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import Router, ServingStage
+from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice, RouteMode, RouteReason, decide
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_gateway.routing.variants import RouteDemand
 from triptych_gateway.settings import RoutingSettings
 

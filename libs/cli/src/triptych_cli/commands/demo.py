@@ -178,9 +178,7 @@ def demo(options: SystemOptions, num_images: int) -> int:
             preflight(launch.options)
             launch = replace(launch, env=demo_environment(caller_environment()))
             return asyncio.run(_run(launch, samples))
-    except StartFailedError as error:
-        fail(str(error))
-    except (LaunchError, DemoFailedError, TriptychError, OSError) as error:
+    except (StartFailedError, LaunchError, DemoFailedError, TriptychError, OSError) as error:
         fail(str(error))
     except OpenAIError as error:
         fail(f"the request failed: {error}")

@@ -31,7 +31,7 @@ from triptych_cli.console import fail, format_bytes, out
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.control import request_services
-from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
+from triptych_cli.supervisor.state import NOTHING_RUNS, HostStatus, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_common.coordination import Registry
@@ -42,7 +42,7 @@ from triptych_common.protocol.store import EntryInfo
 AGENTS_TIMEOUT_S = 15.0  # for agents that are being started again, and have not told their room yet
 ASK_AGAIN_S = 0.5
 LATE_TIMEOUT_S = 60.0  # for entries that came while the engines ended
-WRONG_HOST, NOTHING_RUNS = 2, 3
+WRONG_HOST = 2
 
 
 def drain(name: str, timeout_s: float) -> int:

@@ -7,11 +7,9 @@ from triptych_cli.console import fail, out
 from triptych_cli.roles import Bounds, is_named
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.control import request_services
-from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_cli.supervisor.state import NOTHING_RUNS, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
-
-NOTHING_RUNS = 3
 
 
 def restart(wanted: list[str]) -> int:

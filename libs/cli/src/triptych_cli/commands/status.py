@@ -29,7 +29,7 @@ from triptych_cli.console import fail, out, plain_table
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.control import answers_ping
 from triptych_cli.supervisor.process import is_same_session, session_members
-from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status
+from triptych_cli.supervisor.state import NOTHING_RUNS, ServiceState, ServiceStatus, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_cli.system.preflight import known_config
@@ -45,7 +45,6 @@ STATE_COLOURS = {
     ServiceState.STOPPING: "cyan",
     ServiceState.STOPPED: "dim",
 }
-NOTHING_RUNS = 3
 
 
 def status(as_json: bool) -> int:

@@ -82,8 +82,10 @@ class StageScaler:
         """
         if not self._wanted:
             self._wanted.append((now, num_present))  # nothing ends before a cooldown was observed
-        wanted = self._encoders(signal, num_present) if self.is_encode else self._models(signal, num_ready)
-        self._wanted.append((now, bounds.clamp(wanted)))
+        wanted = bounds.clamp(
+            self._encoders(signal, num_present) if self.is_encode else self._models(signal, num_ready)
+        )
+        self._wanted.append((now, wanted))
         cooldown_s = max(self.rules.cooldown_s, self.rules.cooldown_starts * start_s)
         while self._wanted[0][0] < now - cooldown_s:
             self._wanted.popleft()

@@ -61,6 +61,8 @@ ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
 
 STANDS_BY = "stands by"  # detail of a service that is started when there is work for it
 RUNNING = frozenset({ServiceState.READY, ServiceState.UNRESPONSIVE})
+NOTHING_RUNS = 3
+"""Exit code of a command that found no system."""
 
 
 class LastEnd(BaseModel):

@@ -94,7 +94,7 @@ class ResolvedOptions:
     slab_share: float = 0.0  # the same as a share
     host: HostPlan | None = None  # one of several; None: the only one
     min_encoders: int | None = None  # fewest; None: all of `counts`, so that they are not scaled
-    min_prefill_decodes: int | None = None  # likewise
+    min_prefill_decodes: int | None = None  # fewest; None: all of `counts`
     serves_alone: bool = True  # its gateways need no instances of other hosts
 
     def bounds(self) -> dict[str, Bounds]:

@@ -51,7 +51,6 @@ class Delivery:
     envelope: Envelope
     entry_id: str
     num_deliveries: int  # 1: no consumer had it before
-    published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
     entry: StreamEntry = field(repr=False)
     consumer: "StreamConsumer" = field(repr=False)
 
@@ -322,7 +321,6 @@ class StreamConsumer:
                 envelope=envelope,
                 entry_id=entry.entry_id.decode(),
                 num_deliveries=entry.num_deliveries,
-                published_ns=time.time_ns() - int(queued_s * 1e9),
                 entry=entry,
                 consumer=self,
             )

@@ -10,15 +10,6 @@ RequestId = NewType("RequestId", str)
 JobId = NewType("JobId", str)
 """One encode job. Idempotent: a job taken over from a dead encoder keeps its id."""
 
-InstanceId = NewType("InstanceId", str)
-"""Name of one running service, e.g. `encoder-0`. Stable across restarts."""
-
-BootId = NewType("BootId", str)
-"""Id of one start of an instance; distinguishes a restarted instance from the one before."""
-
-StoreId = NewType("StoreId", str)
-"""One cache_store, i.e. one host's region."""
-
 MmHash = NewType("MmHash", str)
 """Content identity of one media item: 64 lower-case hex digits of BLAKE3 (see `domain.hashing`)."""
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.process_exit import end_with_parent
+from triptych_vllm_connector.seams.replacing import replace
 
 log = get_logger(__name__)
 
@@ -52,7 +53,8 @@ def fork_engine() -> bool:
         return False
     _start_server()
     engine_utils: Any = import_module("vllm.v1.engine.utils")
-    engine_utils.get_mp_context = _Context
+    users = (engine_utils.CoreEngineProcManager.__init__,)
+    replace(engine_utils, "get_mp_context", _Context, used_by=users, everywhere=False)
     return True
 
 

@@ -29,10 +29,9 @@ from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.ports import PinLink
 
-OnReply = Callable[[str, StoreReply | StoreError], None]
-
 log = get_logger(__name__)
 
+OnReply = Callable[[str, StoreReply | StoreError], None]
 OnPush = Callable[[EntrySealed | WriterLost], None]
 Deliver = Callable[[], None]
 

@@ -181,9 +181,8 @@ class PartialPreemption:
     def _victim(self, request: Request) -> Request | None:
         """Newest request that may give way to `request`, which cannot run without its blocks."""
         running = self._scheduler.running
-        if (
-            request.status == RequestStatus.RUNNING
-        ):  # vLLM goes through them: those before it keep their index
+        # vLLM goes through the running ones: those before it keep their index.
+        if request.status == RequestStatus.RUNNING:
             victims = [each for each in running[running.index(request) + 1 :] if self._waits(each)]
         else:
             victims = self._victims_of_waiting()

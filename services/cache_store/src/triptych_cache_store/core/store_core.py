@@ -73,12 +73,11 @@ class Sessions:
         else:
             self._state.end_lease(lease, now, out)
 
-    def reap(self, now: float, out: Out) -> int:
-        """End the leases of detached clients that died; returns the number of those left."""
+    def reap(self, now: float, out: Out) -> None:
+        """End the leases of detached clients that died."""
         for lease in self._state.leases.detached_leases():
             if not self._is_alive(lease.slot):
                 self._state.end_lease(lease, now, out)
-        return self._state.leases.num_detached
 
     def _open(self, session_id: SessionId, command: Hello, now: float) -> Lease:
         lease_id, namespace = next(self._state.ids), short_namespace(command.namespace_digest)

@@ -17,13 +17,15 @@ from triptych_common.telemetry.tracing import span
 from triptych_fabric.local_store import LocalStore
 from triptych_fabric.metrics import FabricMetrics
 from triptych_fabric.receiver.reception import ByteBudget, Reception
-from triptych_fabric.transports.transport import NOTHING, Frame, ReceiverEnd, Sink, Transport
+from triptych_fabric.transports.transport import ReceiverEnd, Sink, Transport
 from triptych_fabric.wire.channel import FabricChannel
 from triptych_fabric.wire.connection import ConnectionSide, FabricConnection
 from triptych_fabric.wire.frames import (
     DIGEST_BYTES,
     FROM_SENDER,
     MAX_LIVE_OFFERS,
+    NOTHING,
+    Frame,
     FrameHeader,
     FrameKind,
     Offer,

@@ -11,10 +11,12 @@ from triptych_common.domain.errors import MalformedMessageError, TriptychError
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.telemetry.logs import get_logger
-from triptych_fabric.transports.transport import NOTHING, ChunkQueue, Frame, RateLimit, Transport
+from triptych_fabric.transports.transport import ChunkQueue, RateLimit, Transport
 from triptych_fabric.wire.channel import ChannelError, FabricChannel
 from triptych_fabric.wire.connection import ConnectionSide, FabricConnection
 from triptych_fabric.wire.frames import (
+    NOTHING,
+    Frame,
     FrameHeader,
     FrameKind,
     Offer,

@@ -17,8 +17,6 @@ from triptych_common.region.mapping import RegionMapping
 from triptych_fabric.transports.nixl_memory import NixlMemory, NixlWrite
 from triptych_fabric.transports.transport import (
     NEVER_S,
-    NOTHING,
-    Frame,
     ReceiverEnd,
     ReceiverLink,
     SenderEnd,
@@ -35,6 +33,8 @@ from triptych_fabric.wire.frames import (
     FROM_RECEIVER_OF_NIXL,
     FROM_SENDER_OF_NIXL,
     NOTE,
+    NOTHING,
+    Frame,
     FrameHeader,
     FrameKind,
     short_frame,

@@ -20,6 +20,8 @@ from triptych_fabric.wire.frames import (
     FROM_RECEIVER,
     FROM_SENDER,
     MAX_CHUNK_BYTES,
+    NOTHING,
+    Frame,
     FrameHeader,
     FrameKind,
     frame_header,
@@ -27,9 +29,6 @@ from triptych_fabric.wire.frames import (
 
 BURST_S = 0.05  # of the rate, that may be sent at once
 NEVER_S = 3600.0
-NOTHING = memoryview(b"")
-Frame = tuple[bytes, memoryview, float]
-"""Frame's head, chunk after it, and if both are empty the seconds until there may be another."""
 
 
 @dataclass(eq=False)

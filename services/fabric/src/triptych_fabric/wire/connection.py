@@ -14,7 +14,15 @@ from collections.abc import Callable
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_fabric.wire.channel import ChannelError, FabricChannel, PeerSilentError
-from triptych_fabric.wire.frames import HEADER_BYTES, FrameHeader, FrameKind, read_header, short_frame
+from triptych_fabric.wire.frames import (
+    HEADER_BYTES,
+    NOTHING,
+    Frame,
+    FrameHeader,
+    FrameKind,
+    read_header,
+    short_frame,
+)
 
 log = get_logger(__name__)
 
@@ -55,7 +63,7 @@ class ConnectionSide:
         """Handle a complete frame (a chunk without its body); raises MalformedMessageError."""
         raise NotImplementedError
 
-    def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
+    def next_frame(self, now: float) -> Frame:
         """Next frame and chunk to send; or nothing, and the seconds until the next call."""
         raise NotImplementedError
 
@@ -76,8 +84,8 @@ class FabricConnection:
         self._keepalive_s = progress_timeout_s / KEEPALIVES_PER_TIMEOUT
         self._steps: deque[Callable[[], None]] = deque()
         self._is_stopping = False
-        self._head = memoryview(b"")  # rest of the frame being sent
-        self._chunk = memoryview(b"")
+        self._head = NOTHING  # rest of the frame being sent
+        self._chunk = NOTHING
         self._is_chunk_coming = False
         self._header = bytearray(HEADER_BYTES)
         self._frame: FrameHeader | None = None
@@ -114,7 +122,7 @@ class FabricConnection:
             log.exception("fabric connection failed")
             error = ChannelError("a fault of ours")
         finally:
-            self._chunk = memoryview(b"")
+            self._chunk = NOTHING
             self._channel.close()
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._side.on_end(error)

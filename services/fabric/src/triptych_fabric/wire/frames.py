@@ -121,6 +121,9 @@ class OfferFailed(Message):
 
 
 Body = TypeVar("Body", bound=Message)
+NOTHING = memoryview(b"")
+Frame = tuple[bytes, memoryview, float]
+"""Frame's head, chunk after it, and if both are empty the seconds until there may be another."""
 
 
 def frame_header(kind: FrameKind, number: int, body_num_bytes: int) -> bytes:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn
 
 from pydantic import PositiveInt, StringConstraints
 
@@ -32,14 +32,13 @@ from triptych_fabric.wire.channel import (
     PeerAlertError,
     PeerSilentError,
 )
-from triptych_fabric.wire.frames import FABRIC_VERSION, read_body
+from triptych_fabric.wire.frames import FABRIC_VERSION, Body, read_body
 from triptych_fabric.wire.keys import Credentials, Transcript, new_nonce
 
 MAX_HANDSHAKE_BYTES = 2048
 _LENGTH = struct.Struct(">I")
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Proof = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
-Sent = TypeVar("Sent", bound=Message)
 
 
 class LinkHello(Message):
@@ -238,7 +237,7 @@ class _Talk:
             raise MalformedMessageError("what it sends is no handshake")
         return self._receive_exactly(num_bytes)
 
-    def receive_answer(self, cls: type[Sent]) -> Sent:
+    def receive_answer(self, cls: type[Body]) -> Body:
         body = self.receive()
         try:
             refusal = read_body(LinkRefusal, body)

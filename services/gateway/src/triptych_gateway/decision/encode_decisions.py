@@ -37,6 +37,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.item_checks import check_counts
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.routing.instances import incarnation_of
 from triptych_gateway.routing.pairs import towers_of, widest_limits
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router, shares_compute
@@ -145,7 +146,7 @@ class EncodeDecisions:
         found = self._prefixes.find(request, item_wait.items) if self._learns else None
         life, num_items_here = found if found is not None else (None, 0)
         target = self._tower(request.model, digest, item_wait.modalities, chosen, life, only)
-        if target is None or (target.instance, target.boot_id) != life:
+        if target is None or incarnation_of(target) != life:
             num_items_here = 0
         has_encoder = self._view.has_encoder(digest)
         encoder_may_return = has_encoder or await self._encoder_return.may_return(digest)
@@ -212,7 +213,7 @@ class EncodeDecisions:
         """Record that the instance of `record` encoded the request's media and answered."""
         if not self._learns:
             return
-        self._prefixes.remember(request, item_wait.items, (record.instance, record.boot_id))
+        self._prefixes.remember(request, item_wait.items, incarnation_of(record))
 
     def begin_request(
         self, record: InstanceRecord, estimate: CostEstimate | None, num_prompt_bytes: int
@@ -282,7 +283,7 @@ class EncodeDecisions:
         if not able:
             return None
         for record in able:
-            if (record.instance, record.boot_id) == life:
+            if incarnation_of(record) == life:
                 return record
         if any(record.instance == chosen.instance for record in able):
             return chosen

@@ -275,12 +275,12 @@ class EncodeAdmission:
     def begin_item(self, mm_hash: MmHash, item_waits: Sequence[ItemWait]) -> None:
         """Begin an order of the item for `item_waits`. Idempotent."""
         for item_wait in item_waits[:1]:
-            item = next(each for each in item_wait.items if each.mm_hash == mm_hash)
+            item = item_wait.item_of(mm_hash)
             self.backlog.begin_item(mm_hash, item_wait.namespace_digest, item_wait.fair_key, _work(item))
 
     def end_item(self, mm_hash: MmHash) -> None:
         """End the item: no encode of it is under way any more. Idempotent."""
-        if self.backlog.end_item(mm_hash) is not None:
+        if self.backlog.end_item(mm_hash):
             self._note_end()
 
     def on_completed(self, message: EncodeCompleted, now: float) -> None:
@@ -297,4 +297,4 @@ class EncodeAdmission:
 
 
 def _work(item: TakenItem) -> EncodeWork:
-    return EncodeWork.of(item.part.modality, None if item.image is None else item.image.properties)
+    return EncodeWork.of(item.part.modality, item.image_properties)

@@ -122,10 +122,10 @@ class EncodeBacklog:
         known.num_items += 1
         known.fair_keys[fair_key][work] += 1
 
-    def end_item(self, mm_hash: MmHash) -> tuple[str, EncodeWork] | None:
-        """End an item that needs no encode any more; return its namespace and work, or None."""
+    def end_item(self, mm_hash: MmHash) -> bool:
+        """End an item that needs no encode any more; return whether it was under way."""
         if (ended := self._items.pop(mm_hash, None)) is None:
-            return None
+            return False
         digest, fair_key, work = ended
         known = self._namespace(digest)
         known.num_items = max(0, known.num_items - 1)
@@ -135,7 +135,7 @@ class EncodeBacklog:
         if not known.fair_keys[fair_key]:
             del known.fair_keys[fair_key]
         self._ended[mm_hash] = digest, work
-        return digest, work
+        return True
 
     def num_items(self, namespace_digest: str, fair_key: FairKey) -> int:
         return sum(self._namespace(namespace_digest).fair_keys.get(fair_key, {}).values())

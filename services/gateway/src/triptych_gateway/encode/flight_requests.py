@@ -100,13 +100,13 @@ def place_of(
 
 
 def _place_in(mm_hash: MmHash, item_wait: ItemWait, ordered_at: float) -> OrderPlace:
-    item = next(item for item in item_wait.items if item.mm_hash == mm_hash)
+    item = item_wait.item_of(mm_hash)
     return OrderPlace(
         item_wait.namespace_digest,
         item_wait.fair_key,
         item_wait.deadline,
         max(ordered_at, item_wait.opened_at),
-        slot_cost(item.part.modality, None if item.image is None else item.image.properties),
+        slot_cost(item.part.modality, item.image_properties),
         item.part.item_index,
     )
 
@@ -132,14 +132,14 @@ def encode_job(
         fair_key = min(
             item_waits, key=lambda each: (LEVELS[each.fair_key.encode_class], each.deadline)
         ).fair_key
-    first = next(item for item in item_waits[0].items if item.mm_hash == mm_hash)
+    first = item_waits[0].item_of(mm_hash)
     return EncodeJob(
         job_id=job_id,
         mm_hash=mm_hash,
         modality=first.part.modality,
         media_num_bytes=media.num_bytes,
         media_url=None if is_inline else media.url,
-        image=None if first.image is None else first.image.properties,
+        image=first.image_properties,
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
         piece_rows=first.piece_rows,
@@ -369,7 +369,7 @@ class FlightRequests:
                 digest,
                 item.mm_hash,
                 item.part.modality,
-                None if item.image is None else item.image.properties,
+                item.image_properties,
                 num_rows=None,
                 prefill_decode=item_wait.prefill_decode,
                 target=target,

@@ -20,7 +20,6 @@ from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.errors import EncodeUnavailableError, unavailable
 from triptych_gateway.locality.encode_stores import JobPlace
-from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.prompt_length import too_long
 from triptych_gateway.tracing.timings import ItemSource, ItemTiming
@@ -129,13 +128,13 @@ class ItemWait:
     def on_failed(self, mm_hash: MmHash, failure: ItemFailure) -> None:
         """Fail with the first failure; failures of received items are ignored."""
         if self._error is None and self.needs(mm_hash):
-            part = self._part_of(mm_hash)
+            part = self.item_of(mm_hash).part
             self._fail(error_for(failure, part.path, part.modality))
 
     def on_transfer_given_up(self, mm_hash: MmHash) -> None:
         """Fail: the item cannot be brought to the store of the request's prefill_decode."""
         if self.needs(mm_hash):
-            path = self._part_of(mm_hash).path
+            path = self.item_of(mm_hash).part.path
             message = f"{path} could not be transferred to the instance that serves this request"
             self._fail(EncodeUnavailableError("transfer_failed", message, path))
 
@@ -189,8 +188,9 @@ class ItemWait:
         self._error = None
         self._failed.clear()
 
-    def _part_of(self, mm_hash: MmHash) -> MediaPart:
-        return next(item.part for item in self.items if item.mm_hash == mm_hash)
+    def item_of(self, mm_hash: MmHash) -> TakenItem:
+        """Return the first of the request's items that is `mm_hash`."""
+        return next(item for item in self.items if item.mm_hash == mm_hash)
 
     def _fail(self, error: RequestError) -> None:
         if self._error is None:

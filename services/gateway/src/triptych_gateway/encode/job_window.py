@@ -95,22 +95,19 @@ class JobWindow:
         return mm_hash in self._jobs
 
     def num_jobs(self, namespace_digest: str) -> int:
-        return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
+        return self.num_by_flow(namespace_digest).total()
 
     def num_by_flow(self, namespace_digest: str) -> Counter[str]:
         return self._by_flow.get(namespace_digest, Counter[str]())
 
     def has_room(self, namespace_digest: str, flow: str) -> bool:
         capacity = self._capacity(namespace_digest)
-        own = self._by_flow.get(namespace_digest, Counter[str]())
+        own = self.num_by_flow(namespace_digest)
         num_places = _places(capacity, is_new=not own[flow])
         if capacity.num_gateways <= 1:
             return own.total() < num_places
-        part, read, num_allowed = (
-            max(1, num_places // capacity.num_gateways),
-            self._reads.get(namespace_digest),
-            0,
-        )
+        part = max(1, num_places // capacity.num_gateways)
+        read, num_allowed = self._reads.get(namespace_digest), 0
         if read is not None:
             num_free = max(0, num_places - read.num_jobs)
             num_allowed = read.num_own + math.ceil(num_free / capacity.num_gateways)

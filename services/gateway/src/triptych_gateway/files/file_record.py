@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import ImageProperties, Modality
 from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.named_items import Digest
 
 KEPT_NAME_CHARS = 255  # of the name that the client gives
 MAX_RECORD_BYTES = 16 << 10
@@ -23,7 +24,6 @@ NS_PER_S = 1_000_000_000
 Purpose = Literal["vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = ("vision", "user_data")
 FileId = Annotated[str, StringConstraints(pattern=rf"^{ID_PATTERN}$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 _ID = re.compile(ID_PATTERN)
 
@@ -54,9 +54,7 @@ class FileRecord(BaseModel):
 
     @property
     def image_header(self) -> ImageHeader | None:
-        if self.image is None:
-            return None
-        return ImageHeader(self.image.format, self.image.width, self.image.height)
+        return None if self.image is None else ImageHeader.of(self.image)
 
     def as_object(self) -> dict[str, Any]:
         """Return the file in the format of OpenAI's API."""

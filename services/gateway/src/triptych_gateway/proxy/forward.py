@@ -43,8 +43,8 @@ from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Incarnation, Instances, LostRequests, incarnation_of
 from triptych_gateway.routing.pairs import announced
-from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice, RouteMode, RouteReason
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_gateway.routing.variants import VariantReason
 from triptych_gateway.transfers.transfer_orders import TransferOrders
 
@@ -210,7 +210,7 @@ class Forwarder:
             return
         items = () if upstream.item_wait is None else upstream.item_wait.items
         record = route.answering
-        self.held.remember(request, items, (record.instance, record.boot_id))
+        self.held.remember(request, items, incarnation_of(record))
 
     async def _relay(
         self, upstream: UpstreamRequest, route: Route, answer: Answer, client: ClientStream

@@ -25,11 +25,11 @@ from triptych_gateway.request.content_parts import Place
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.request_body import header_of
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.scheduling.candidates import (
     MAX_PREFIX_BYTES,
     PromptBlocks,
     RoutingRequest,
+    ServingStage,
     divide_prompt,
 )
 from triptych_gateway.routing.served_models import ServedModels

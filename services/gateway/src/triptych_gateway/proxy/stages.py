@@ -49,8 +49,9 @@ from triptych_gateway.proxy.upstream import (
     open_answer,
 )
 from triptych_gateway.request.chat_request import run_parse
-from triptych_gateway.routing.router import Router, ServingStage
+from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.routes import Route, RouteReason
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 
 PARAMS = "kv_transfer_params"
 ASKED_OF_PREFILL: Mapping[str, Any] = {

@@ -14,6 +14,7 @@ import struct
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Self
 
 from PIL import Image, TiffImagePlugin
 
@@ -53,6 +54,10 @@ class ImageHeader:
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
     height: int
+
+    @classmethod
+    def of(cls, properties: ImageProperties) -> Self:
+        return cls(properties.format, properties.width, properties.height)
 
     @property
     def properties(self) -> ImageProperties:

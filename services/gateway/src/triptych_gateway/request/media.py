@@ -18,7 +18,8 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import media_digest, mm_hash
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.messages import Modality
+from triptych_common.protocol.messages import ImageProperties, Modality
+from triptych_common.runtime.service import first_failure
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
@@ -60,10 +61,15 @@ class TakenItem:
         return 0 if isinstance(self.content, KnownFile) else len(self.content)
 
     @property
+    def image_properties(self) -> ImageProperties | None:
+        return None if self.image is None else self.image.properties
+
+    @property
     def facts(self) -> MediaFacts:
         """Facts about the bytes, for a record without them."""
-        image = None if self.image is None else self.image.properties
-        return MediaFacts(media_digest=self.media_digest, num_bytes=self.num_bytes, image=image)
+        return MediaFacts(
+            media_digest=self.media_digest, num_bytes=self.num_bytes, image=self.image_properties
+        )
 
     def read_content(self) -> bytes:
         """Return the media's bytes; a file's blocks and raises as `KnownFile.read` does."""
@@ -163,7 +169,7 @@ class MediaIntake:
                 }
                 return await self._take_all(request, owner, namespace_digest, fetches)
         except BaseExceptionGroup as errors:
-            failure = _first_of(errors)
+            failure = first_failure(errors)
             errors.__traceback__ = None  # of the group's frame, which holds the group
         try:
             raise failure
@@ -266,9 +272,3 @@ class MediaIntake:
             request.processor_options,
             request.media_io_options.get(part.modality, {}),
         )
-
-
-def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first failure; the other fetches were cancelled for it."""
-    first = errors.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

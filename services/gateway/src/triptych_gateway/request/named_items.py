@@ -42,8 +42,7 @@ class MediaFacts(BaseModel):
         self, file_id: str, modality: Modality, read: Callable[[], bytes], threads: Executor
     ) -> KnownFile:
         """Return the item as a file; `read` is as in `KnownFile`."""
-        image = self.image
-        header = None if image is None else ImageHeader(image.format, image.width, image.height)
+        header = None if self.image is None else ImageHeader.of(self.image)
         return KnownFile(file_id, self.num_bytes, self.media_digest, (modality,), header, read, threads)
 
 

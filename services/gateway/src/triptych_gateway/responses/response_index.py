@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -29,12 +28,12 @@ from triptych_gateway.files.file_service import FileService
 from triptych_gateway.proxy.upstream import RESPONSE_PARAM
 from triptych_gateway.request.content_parts import KnownFile
 from triptych_gateway.request.named_items import MediaFacts
+from triptych_gateway.routing.instances import incarnation_of
 from triptych_gateway.routing.registry_view import RegistryView
 
 log = get_logger(__name__)
 
 REDIS_TIMEOUT_S = 2.0
-REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 MAX_ID_CHARS = 100  # of an id that a caller sends, in messages
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 PREVIOUS_FIELD = "previous_response_id"
@@ -87,9 +86,7 @@ class ResponseIndex:
             raise response_not_found(response_id)
         instance = self._instance_of(record)
         if instance is None:  # it may be new: another gateway has seen it first
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._view.interval_s + REFRESH_LIMIT_S):
-                    await self._view.wait_for_refresh()
+            await self._view.try_refresh()
             instance = self._instance_of(record)
         if instance is None:
             raise response_not_found(response_id)
@@ -123,7 +120,7 @@ class ResponseIndex:
             (
                 each
                 for each in self._view.instances_of(record.model)
-                if (each.instance, each.boot_id) == (record.instance, record.boot_id) and not each.draining
+                if incarnation_of(each) == (record.instance, record.boot_id) and not each.draining
             ),
             None,
         )

@@ -8,7 +8,6 @@ A body that is answered meanwhile is forgotten: it was not at fault.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,7 +19,8 @@ from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routing.pairs import instances_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, Router, ServingStage
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, Router
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.routing.variants import (
     RankedVariants,
@@ -34,7 +34,6 @@ from triptych_gateway.settings import RoutingSettings
 
 Incarnation = tuple[str, str]  # (instance, boot id)
 MAX_LOSSES = 2  # the first one, and where the request is sent again
-REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
 
 
@@ -81,12 +80,6 @@ class Instances:
         records = self.view.serving_of(model)
         return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
-    async def refresh(self) -> None:
-        """Wait until the registry has been read once more."""
-        with suppress(TimeoutError):  # Redis is away: the last view is all there is
-            async with asyncio.timeout(self.view.interval_s + REFRESH_LIMIT_S):
-                await self.view.wait_for_refresh()
-
     async def check_demand(self, model: str, demand: RouteDemand) -> None:
         """Check that what `demand` names exists. A new instance may not be in the view yet.
 
@@ -95,7 +88,7 @@ class Instances:
         """
         if self._fault_of(model, demand) is None:
             return
-        await self.refresh()
+        await self.view.try_refresh()
         if (fault := self._fault_of(model, demand)) is not None:
             raise fault
 

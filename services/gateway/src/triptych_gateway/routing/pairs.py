@@ -7,7 +7,8 @@ whose KV connectors fit. An instance of either kind without the other serves not
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from triptych_common.protocol.messages import InstanceRecord, Modality
-from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, can_serve
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 
 
 def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:

@@ -7,6 +7,7 @@ stays in use: text requests need no Redis.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from triptych_common.coordination import Registry
@@ -18,14 +19,15 @@ from triptych_gateway.routing.router import (
     ENCODING_ROLES,
     SERVING_ROLES,
     TOWER_ROLES,
-    ServingStage,
     unloaded_adapters,
 )
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 from triptych_gateway.routing.variants import Variant, variants_of
 
 log = get_logger(__name__)
 
 _STALE_INTERVALS = 6
+REFRESH_LIMIT_S = 2.0  # of a wait for another read, beyond the interval
 FORGET_S = 60.0
 """Seconds for which facts about an instance outlive its record: Redis may have lost it. A restarted instance
 announces another `boot_id`."""
@@ -176,6 +178,12 @@ class RegistryView:
         self._last_seen.update((record.instance, now) for record in self.records)
         self._last_seen = {each: at for each, at in self._last_seen.items() if now - at < FORGET_S}
         return set(self._last_seen)
+
+    async def try_refresh(self) -> None:
+        """Wait until the registry has been read once more; while Redis is away the last view stays."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.interval_s + REFRESH_LIMIT_S):
+                await self.wait_for_refresh()
 
     async def wait_for_refresh(self) -> None:
         """Return after the next read that succeeds. Bound it."""

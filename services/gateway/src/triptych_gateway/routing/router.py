@@ -21,9 +21,9 @@ from triptych_gateway.routing.scheduling.candidates import (
     RoutingRequest,
     ScoredCandidate,
     Scorer,
+    ServingStage,
     reason_for,
 )
-from triptych_gateway.routing.scheduling.candidates import ServingStage as ServingStage
 from triptych_gateway.routing.scheduling.instance_state import InstanceState, Waiting
 from triptych_gateway.routing.scheduling.profiles import (
     BUILT_IN,

@@ -23,8 +23,8 @@ from triptych_gateway.routing.instances import (
     stage_of,
 )
 from triptych_gateway.routing.pairs import fits
-from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
-from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest, ServingStage
 from triptych_gateway.routing.variants import ANYWHERE, RouteDemand, Variant, VariantReason
 
 WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.DECODE
@@ -121,7 +121,7 @@ class RouteChoice:
         route = self.pick()
         if route is None and self._may_refresh and self.only is None:
             self._may_refresh = False
-            await self.instances.refresh()
+            await self.instances.view.try_refresh()
             route = self.pick()
         if route is not None:
             return route

@@ -15,7 +15,8 @@ from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_gateway.routing.router import SERVING_ROLES, ServingStage
+from triptych_gateway.routing.router import SERVING_ROLES
+from triptych_gateway.routing.scheduling.candidates import ServingStage
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

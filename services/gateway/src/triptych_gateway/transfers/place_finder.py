@@ -218,11 +218,10 @@ class PlaceFinder:
         self._orders.places.forget(item, store)
         for each in item_waits:
             each.on_store_lost(entries, store)
-        for entry in entries:
-            generation = self._fabric.generation_of(store)
-            if generation is not None:
-                place = EntryPlace(store=store, generation=generation, num_bytes=1)
-                self._notes.remove([NotedPlace(entry, place)])
+        generation = self._fabric.generation_of(store)
+        if generation is not None:
+            place = EntryPlace(store=store, generation=generation, num_bytes=1)
+            self._notes.remove([NotedPlace(entry, place) for entry in entries])
 
     def _note(self, store: str, entries: Iterable[tuple[MmHash, int]]) -> None:
         """Note that a store has these entries; a store without a fabric agent is no source and is skipped."""
