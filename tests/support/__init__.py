@@ -12,6 +12,12 @@ fabric/           stores with a fabric agent each, and the gateway that orders t
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
 debian_packages   Debian's packages, unpacked for the tests: Prometheus, a Chromium
+kubernetes/       rendered manifests, and the rules that each pod keeps
+vllm_seams/       what the project uses of vLLM, against any version's source
+protocol_steps    steps of the protocol, for faults and for the documents
+message_samples   one of each message
+examples          hypothesis profiles
+check, layers     `./triptych check` and `./triptych test`
 waiting           waits: in an event loop, and for other processes; free ports
 leftovers         what must not be in the store at rest
 flight_model      stands in for the single flight in Redis

@@ -33,10 +33,10 @@ class Scrape:
         """Of families, as Prometheus has them: a counter's without `_total`."""
         return {family.name for family in self.families}
 
-    def label_values(self, prefix: str = "triptych_") -> Iterator[tuple[str, str]]:
-        """Every label that a sample has, and its value; without the bounds of buckets."""
+    def label_values(self) -> Iterator[tuple[str, str]]:
+        """Yield every label of our samples and its value, without the bounds of buckets."""
         for family in self.families:
-            if family.name.startswith(prefix):
+            if family.name.startswith("triptych_"):
                 for sample in family.samples:
                     yield from ((key, value) for key, value in sample.labels.items() if key != "le")
 

@@ -1,4 +1,4 @@
-"""What the command line reads of a running system: a real store's entries, and who is registered."""
+"""The command line lists a real store's entries and the registered instances."""
 
 import asyncio
 from collections.abc import Callable

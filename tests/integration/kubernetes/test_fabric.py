@@ -28,7 +28,7 @@ def wait_registered(node: Node) -> None:
 
 
 def test_the_agent_is_registered_by_the_names_of_node_and_pod(agents_node: Node) -> None:
-    """Its store too, which it reaches by the node's memory."""
+    """The agent's store is registered too; the agent reaches it by the node's memory."""
     wait_registered(agents_node)
 
 

@@ -34,18 +34,20 @@ async def ordering_gateway(redis_url: str) -> "AsyncIterator[OrderingGateway]":
                 await reading
 
 
+NAME = "gateway-0"
+
+
 class OrderingGateway:
     """For one event loop; `run` reads results while the test goes on."""
 
-    def __init__(self, bus: AsyncBus, name: str = "gateway-0") -> None:
+    def __init__(self, bus: AsyncBus) -> None:
         self.bus = bus
-        self._name = name
         self._results: dict[str, asyncio.Future[Result]] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
-        stream = self.bus.names.encode_results(self._name)
-        async with self.bus.consumer(stream, group=OWNER_GROUP, consumer=self._name, prefetch=64) as consumer:
+        stream = self.bus.names.encode_results(NAME)
+        async with self.bus.consumer(stream, group=OWNER_GROUP, consumer=NAME, prefetch=64) as consumer:
             async for delivery in consumer:
                 message = delivery.envelope.message
                 assert isinstance(message, TransferCompleted | TransferFailed)
@@ -72,7 +74,7 @@ class OrderingGateway:
             entries=entries,
             source=source.store_name,
             target=target if isinstance(target, str) else target.store_name,
-            gateway=self._name,
+            gateway=NAME,
             encode_class=encode_class,
         )
         stream = self.bus.names.transfers(source.agent.instance)

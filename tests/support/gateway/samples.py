@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 from PIL import Image
 
 MODEL = "fake-vl"
@@ -27,6 +28,12 @@ def data_url(content: bytes, media_type: str = "image/png") -> str:
 def image_part(color: int = 128, size: tuple[int, int] = (8, 8)) -> dict[str, Any]:
     """A picture in a chat; those of different colours are different items."""
     return {"type": "image_url", "image_url": {"url": data_url(image_bytes(color, size))}}
+
+
+def refusal_of(answer: httpx.Response) -> tuple[int, str, str | None]:
+    """Return the status, code and param of an answer that is an error."""
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
 
 
 def sha256(key: str) -> str:

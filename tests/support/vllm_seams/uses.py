@@ -50,8 +50,6 @@ BASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 SEAMS = "triptych_vllm_connector.seams"
-OPEN_TYPES = ("Any", "Any | None", "object")
-COPIES = ("list", "sorted", "reversed")
 
 
 @dataclass

@@ -76,7 +76,7 @@ FIRST, SECOND = requester_at("first"), requester_at("second")
 
 
 async def test_an_owner_gets_what_waits_before_it_publishes(flights: SingleFlight, bus: AsyncBus) -> None:
-    """And no other claim does: it has nothing to publish."""
+    """Only the owner's claim returns backlogs: one that joins has nothing to publish."""
     stream = bus.names.encode_jobs(DIGEST)
     await bus.client.xadd(stream, {"waits": "since 1970"}, id="1-1")
     for _ in range(2):

@@ -86,7 +86,7 @@ async def test_no_caller_can_take_anothers_salt(tenants: System) -> None:
 
 
 async def test_a_callers_own_salt_never_replaces_its_tenants(tenants: System) -> None:
-    """As in vLLM it keeps prompts apart; an image is one item of the tenant's whatever the salt."""
+    """A caller's own salt separates prompts, as in vLLM; an image stays one item of its tenant."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
     for key, own in (
         ("alice", tenant_salt("blue")),

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.samples import MODEL, entry, write_keys
+from tests.support.gateway.samples import MODEL, entry, refusal_of, write_keys
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality, Role
 
@@ -39,11 +39,6 @@ async def send(
 ) -> httpx.Response:
     files = {} if sound is None else {"file": ('../a"b.wav', sound, "audio/wav")}
     return await system.http.post(path, data={"model": MODEL, **fields}, files=files, headers=headers)
-
-
-def code_of(answer: httpx.Response) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -89,7 +84,7 @@ async def test_where_no_instance_hears_it_is_not_served(
 ) -> None:
     async with opened_system(redis_url, tmp_path, fake) as system:
         for path in PATHS:
-            assert code_of(await send(system, path)) == (404, "endpoint_not_served", "model")
+            assert refusal_of(await send(system, path)) == (404, "endpoint_not_served", "model")
         assert not fake.forms
 
 
@@ -111,14 +106,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[int, str, str | None]]] = {
 async def test_what_is_wrong_is_refused_and_named(redis_url: str, tmp_path: Path, name: str) -> None:
     fields, wanted = REFUSED[name]
     async with opened_system(redis_url, tmp_path, hearing(), max_body_bytes=20_000) as system:
-        assert code_of(await send(system, **fields)) == wanted
+        assert refusal_of(await send(system, **fields)) == wanted
         assert not system.prefill_decode.forms
 
 
 async def test_a_body_that_is_no_form_is_refused(redis_url: str, tmp_path: Path) -> None:
     async with opened_system(redis_url, tmp_path, hearing()) as system:
         answer = await system.http.post(PATHS[0], json={"model": MODEL})
-        assert code_of(answer)[:2] == (400, "invalid_multipart")
+        assert refusal_of(answer)[:2] == (400, "invalid_multipart")
 
 
 async def test_a_request_without_a_model_means_the_only_one(redis_url: str, tmp_path: Path) -> None:
@@ -135,9 +130,9 @@ async def test_a_tenants_caller_is_not_served(redis_url: str, tmp_path: Path, ke
             await send(system, headers={"Authorization": f"Bearer {key}"})
             for key in ("key-alice", "key-carol")
         ]
-        assert code_of(answers[0]) == (404, "endpoint_not_served", "model")
+        assert refusal_of(answers[0]) == (404, "endpoint_not_served", "model")
         assert answers[1].status_code == 200
-        assert code_of(await send(system)) == (401, "missing_api_key", None)
+        assert refusal_of(await send(system)) == (401, "missing_api_key", None)
         assert len(system.prefill_decode.forms) == 1
 
 
@@ -153,11 +148,11 @@ async def test_a_key_with_a_limit_of_tokens_names_the_longest_answer(redis_url: 
         for path in PATHS:
             for fields in ({}, {"max_completion_tokens": "0"}, {"max_completion_tokens": "many"}):
                 answer = await send(system, path, headers=headers, **fields)
-                assert code_of(answer) == (400, "missing_field", "max_completion_tokens")
+                assert refusal_of(answer) == (400, "missing_field", "max_completion_tokens")
         assert not system.prefill_decode.forms
         answer = await send(system, headers=headers, max_completion_tokens="900")
         assert answer.status_code == 200
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= 100
         answer = await send(system, headers=headers, max_completion_tokens="900")
-        assert code_of(answer)[:2] == (429, "rate_limit_exceeded")
+        assert refusal_of(answer)[:2] == (429, "rate_limit_exceeded")
         assert (await send(system, headers={"Authorization": "Bearer two"})).status_code == 200

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import send_encode_needed
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, image_part
+from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, image_part, refusal_of
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import ItemNames
@@ -47,11 +47,6 @@ async def items_of(system: System, *parts: Part, key: str = "key-alice") -> list
     return [part["uuid"] for part in content]
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str, str]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
-
-
 def whole(uuid: str, color: int = 7, width: int = 8) -> Part:
     return {**image_part(color, (width, 8)), "uuid": uuid}
 
@@ -84,7 +79,7 @@ async def test_two_tenants_with_the_same_names_never_cross(system: System) -> No
     for key, owner in (("key-alice", "key-alice"), ("key-bob", "key-bob"), ("key-anna", "key-alice")):
         found = [each for chunk in chunks(names) for each in await items_of(system, *chunk, key=key)]
         assert found == sent[owner], key
-    assert refusal(await ask(system, names[0], key="key-carol")) == UNKNOWN
+    assert refusal_of(await ask(system, names[0], key="key-carol")) == UNKNOWN
     assert len(system.encoder.jobs) == 2 * NUM_ITEMS
 
 
@@ -92,7 +87,7 @@ async def test_what_only_one_tenant_has_named_the_other_does_not_find(system: Sy
     """Nor does a key without a tenant, though such keys share what is cached."""
     await items_of(system, whole("mine", 3), key="key-carol")
     for key in ("key-alice", "key-bob"):
-        assert refusal(await ask(system, named("mine"), key=key)) == UNKNOWN
+        assert refusal_of(await ask(system, named("mine"), key=key)) == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -113,14 +108,14 @@ async def test_each_kind_has_names_of_its_own(system: System, kind: str, content
     sent = await items_of(system, part)
     assert await items_of(system, {**again, "uuid": "a"}) == sent
     for other in {"image_url", "video_url", "audio_url"} - {f"{kind}_url"}:
-        assert refusal(await ask(system, named("a", other))) == UNKNOWN
+        assert refusal_of(await ask(system, named("a", other))) == UNKNOWN
     assert len(system.encoder.jobs) == 1
 
 
 async def test_an_unknown_name_is_told_by_its_place_and_orders_nothing(system: System) -> None:
     await items_of(system, whole("known"))
     answer = await ask(system, whole("new", 9), named("known"), named("unknown"))
-    assert refusal(answer) == (400, "unknown_item", "messages[0].content[2].uuid")
+    assert refusal_of(answer) == (400, "unknown_item", "messages[0].content[2].uuid")
     assert "send it whole" in answer.json()["error"]["message"]
     assert len(system.encoder.jobs) == 1
 
@@ -163,7 +158,7 @@ async def test_an_evicted_item_is_unknown_until_it_is_sent_again(system: System)
     await flights_end(system)
     lose_tensors(system)
     for stream in (False, True):
-        assert refusal(await ask(system, named("a"), stream=stream)) == UNKNOWN
+        assert refusal_of(await ask(system, named("a"), stream=stream)) == UNKNOWN
     assert await items_of(system, whole("a")) == sent
     assert len(system.encoder.jobs) == 2
 
@@ -187,7 +182,7 @@ async def test_without_sizes_an_item_is_unknown(system: System) -> None:
     await flights_end(system)
     await system.bus.client.delete(system.bus.names.sizes)
     async with another_gateway(system, "gateway-1") as other:
-        assert refusal(await ask(other, named("a"))) == UNKNOWN
+        assert refusal_of(await ask(other, named("a"))) == UNKNOWN
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)
@@ -195,7 +190,7 @@ async def test_an_instance_that_encodes_itself_gets_no_item_without_bytes(system
     await without_encoders(system)
     instance = await tower(system)
     assert (await ask(system, whole("a"))).status_code == 200
-    assert refusal(await ask(system, named("a"))) == UNKNOWN
+    assert refusal_of(await ask(system, named("a"))) == UNKNOWN
     assert len(instance.bodies) == 1
 
 
@@ -241,7 +236,7 @@ async def test_a_name_lives_on_with_each_use_and_then_expires(system: System) ->
         await client.pexpire(key, 60_000)
         await items_of(system, named("a"))
     await client.delete(key)
-    assert refusal(await ask(system, named("a"))) == UNKNOWN
+    assert refusal_of(await ask(system, named("a"))) == UNKNOWN
 
 
 async def test_an_owners_oldest_names_go_and_no_others(system: System) -> None:
@@ -260,7 +255,7 @@ async def test_a_record_that_is_not_readable_is_none(system: System) -> None:
     (key,) = await client.keys("*item-names:*")
     (field,) = await client.hkeys(key)
     await client.hset(key, field, b'{"media_digest": "x"}')
-    assert refusal(await ask(system, named("a"))) == UNKNOWN
+    assert refusal_of(await ask(system, named("a"))) == UNKNOWN
 
 
 async def test_without_redis_media_are_served_and_names_are_not(
@@ -273,4 +268,4 @@ async def test_without_redis_media_are_served_and_names_are_not(
     monkeypatch.setattr(ItemNames, "exchange", away)
     await items_of(system, whole("a", 2))
     answer = await ask(system, whole("b", 3), named("a"))
-    assert refusal(answer) == (503, "bus_unavailable", "messages[0].content[1].uuid")
+    assert refusal_of(answer) == (503, "bus_unavailable", "messages[0].content[1].uuid")

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.samples import MODEL, data_url, image_bytes
+from tests.support.gateway.samples import MODEL, image_part, refusal_of
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_gateway.proxy import upstream
@@ -27,18 +27,8 @@ async def limited(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
         yield system
 
 
-def image(color: int, width: int, height: int) -> dict[str, Any]:
-    url = data_url(image_bytes(color, (width, height)))
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
 def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": list(parts)}], **fields}
-
-
-def refusal(answer: Any) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
 
 
 TOO_LONG = (400, "context_length_exceeded", "messages")
@@ -46,12 +36,14 @@ TOO_LONG = (400, "context_length_exceeded", "messages")
 
 async def test_as_soon_as_the_known_rows_are_too_many(limited: System) -> None:
     """Each image alone would fit. The others' jobs have not even begun when the answer is there."""
-    fits = await limited.post(chat(image(1, 9, 9)))
+    fits = await limited.post(chat(image_part(1, (9, 9))))
     assert fits.status_code == 200
-    await limited.post(chat(image(2, 9, 8)))
+    await limited.post(chat(image_part(2, (9, 8))))
     jobs = len(limited.encoder.jobs)
-    answer = await limited.post(chat(image(1, 9, 9), image(2, 9, 8), image(3, 5, 4), image(4, 5, 4)))
-    assert refusal(answer) == TOO_LONG
+    answer = await limited.post(
+        chat(image_part(1, (9, 9)), image_part(2, (9, 8)), image_part(3, (5, 4)), image_part(4, (5, 4)))
+    )
+    assert refusal_of(answer) == TOO_LONG
     assert f"maximum context length is {MAX_MODEL_LEN} tokens" in answer.json()["error"]["message"]
     assert len(limited.encoder.jobs) == jobs
 
@@ -60,22 +52,22 @@ async def test_while_other_items_are_not_sized_yet(limited: System) -> None:
     """The first item's sizes come from the encoder; those of the second never do."""
     limited.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(limited.post(chat(image(1, 10, 10), image(2, 5, 4))))
+        asked = group.create_task(limited.post(chat(image_part(1, (10, 10)), image_part(2, (5, 4)))))
         await until(lambda: len(limited.encoder.jobs) == 2)
         first = next(job for job in limited.encoder.jobs if job.requesters[0].item_index == 0)
         await limited.bus.publish(
             limited.bus.names.encode_results(first.requesters[0].gateway),
             limited.encoder.metadata(first, 10, 10),
         )
-        assert refusal(await asked) == TOO_LONG
+        assert refusal_of(await asked) == TOO_LONG
         limited.encoder.before_metadata.set()
     assert limited.prefill_decode.bodies == []
 
 
 async def test_text_that_may_be_too_long_is_counted(limited: System) -> None:
     words = "word " * MAX_MODEL_LEN
-    answer = await limited.post(chat({"type": "text", "text": words}, image(1, 5, 4), "and one more"))
-    assert refusal(answer) == TOO_LONG
+    answer = await limited.post(chat({"type": "text", "text": words}, image_part(1, (5, 4)), "and one more"))
+    assert refusal_of(answer) == TOO_LONG
     assert limited.encoder.jobs == []
     (asked,) = limited.prefill_decode.tokenized
     assert asked["messages"] == [
@@ -87,7 +79,7 @@ async def test_text_that_may_be_too_long_is_counted(limited: System) -> None:
 
 
 async def test_text_that_is_short_enough_is_served(limited: System) -> None:
-    many_bytes = chat({"type": "text", "text": "x" * MAX_MODEL_LEN}, image(1, 5, 4))
+    many_bytes = chat({"type": "text", "text": "x" * MAX_MODEL_LEN}, image_part(1, (5, 4)))
     assert (await limited.post(many_bytes)).status_code == 200
     assert len(limited.prefill_decode.tokenized) == 1
     assert (await limited.post(many_bytes)).status_code == 200
@@ -95,15 +87,19 @@ async def test_text_that_is_short_enough_is_served(limited: System) -> None:
 
 
 async def test_rows_and_tokens_count_together(limited: System) -> None:
-    await limited.post(chat(image(1, 8, 8)))
+    await limited.post(chat(image_part(1, (8, 8))))
     text = {"type": "text", "text": "word " * (MAX_MODEL_LEN - 64 + 1)}
-    assert refusal(await limited.post(chat(image(1, 8, 8), image(2, 3, 3), text))) == TOO_LONG
+    assert (
+        refusal_of(await limited.post(chat(image_part(1, (8, 8)), image_part(2, (3, 3)), text))) == TOO_LONG
+    )
     assert len(limited.encoder.jobs) == 1
 
 
 async def test_without_an_answer_the_request_goes_on(limited: System) -> None:
     limited.prefill_decode.can_tokenize = False
-    answer = await limited.post(chat({"type": "text", "text": "word " * MAX_MODEL_LEN}, image(1, 5, 4)))
+    answer = await limited.post(
+        chat({"type": "text", "text": "word " * MAX_MODEL_LEN}, image_part(1, (5, 4)))
+    )
     assert answer.status_code == 200
     assert len(limited.prefill_decode.tokenized) == 1
 
@@ -117,7 +113,7 @@ async def test_text_that_no_prompt_could_have_is_not_tokenized(limited: System) 
         content = orjson.dumps(body | {"prompt": most["prompt"] + more})
         answer = await limited.http.post("/tokenize", content=content)
         assert answer.status_code == status
-    assert refusal(answer) == (413, "prompt_too_large", None)
+    assert refusal_of(answer) == (413, "prompt_too_large", None)
     assert len(limited.prefill_decode.tokenized) == 1
     tokens = await limited.http.post("/detokenize", json={"tokens": [1] * 40 * MAX_MODEL_LEN})
     assert tokens.status_code == 200, "these are bounded by their number"

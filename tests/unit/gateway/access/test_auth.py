@@ -5,6 +5,7 @@ import hashlib
 import pytest
 from pydantic import SecretStr
 
+from tests.support.gateway.samples import sha256
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.auth import ANONYMOUS, ApiKeyEntry, ApiKeys
 
@@ -22,22 +23,18 @@ def test_plain_and_hashed() -> None:
 def test_each_key_has_files_of_its_own() -> None:
     keys = ApiKeys(
         [SecretStr("one"), SecretStr("two")],
-        [ApiKeyEntry(name=name, sha256=_sha256(name), tenant=tenant) for name, tenant in NAMED],
+        [ApiKeyEntry(name=name, sha256=sha256(name), tenant=tenant) for name, tenant in NAMED],
     )
     names = ["one", "two", *(name for name, _ in NAMED)]
     owners = {name: keys.check_key(f"Bearer {name}").owner for name in names}
     assert len({*owners.values(), ANONYMOUS.owner}) == len(names) + 1
     for owner in owners.values():
         assert len(owner) == 32
-        assert not [name for name in names if name in owner or _sha256(name)[:8] in owner]
-    exchanged = ApiKeys([], [ApiKeyEntry(name="alice", sha256=_sha256("another key"), tenant="red")])
+        assert not [name for name in names if name in owner or sha256(name)[:8] in owner]
+    exchanged = ApiKeys([], [ApiKeyEntry(name="alice", sha256=sha256("another key"), tenant="red")])
     assert exchanged.check_key("Bearer another key").owner == owners["alice"]
-    elsewhere = ApiKeys([], [ApiKeyEntry(name="alice", sha256=_sha256("alice"), tenant="blue")])
+    elsewhere = ApiKeys([], [ApiKeyEntry(name="alice", sha256=sha256("alice"), tenant="blue")])
     assert elsewhere.check_key("Bearer alice").owner != owners["alice"]
 
 
 NAMED = [("alice", "red"), ("anna", "red"), ("bob", "blue"), ("carol", None)]
-
-
-def _sha256(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the consumer counts for its host's metrics."""
+"""The consumer's counters feed its host's metrics."""
 
 from tests.support.vllm_connector.fake_engine import fake_request, mm_hash, pinned
 from tests.support.vllm_connector.played_engine import Engine
