@@ -43,9 +43,10 @@ class Gauges:
         class Answer(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 gauges.num_scrapes += 1
-                self.send_response(200 if gauges.waiting_s is not None else 500)
+                waiting_s = gauges.waiting_s  # once: the test changes it meanwhile
+                self.send_response(200 if waiting_s is not None else 500)
                 self.end_headers()
-                self.wfile.write(f'{ENCODE_GAUGE}{{namespace="n"}} {gauges.waiting_s}\n'.encode())
+                self.wfile.write(f'{ENCODE_GAUGE}{{namespace="n"}} {waiting_s}\n'.encode())
 
             def log_message(self, *args: object) -> None:
                 pass
