@@ -83,10 +83,19 @@ def try_start(still_limit_s: float = STILL_LIMIT_S) -> Janitor | None:
 
 
 def processes_of(owner: str) -> Iterator[int]:
-    """Processes that were started by the run, or forked from those."""
+    """Processes that were started by the run, forked from those, or are children of those."""
     wanted, folders = f"{OWNER}={owner}".encode(), _noted(owner)
+    children: dict[int, list[int]] = {}
+    found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if pid != os.getpid() and (wanted in _read(pid, "environ").split(b"\0") or _folder(pid) in folders):
+        children.setdefault(_parent(pid), []).append(pid)
+        if wanted in _read(pid, "environ").split(b"\0") or _folder(pid) in folders:
+            found.append(pid)
+    seen = {os.getpid()}
+    while found:
+        if (pid := found.pop()) not in seen:
+            seen.add(pid)
+            found += children.get(pid, [])
             yield pid
 
 
@@ -143,6 +152,12 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+def _parent(pid: int) -> int:
+    """0 for a process that has ended."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
 
 
 def _start_time(pid: int) -> str:

@@ -12,6 +12,7 @@ from tests.support.stores import PushLog, StoreProcess
 from tests.support.waiting import until_async, wait_until
 from triptych_common.protocol.store import (
     Cancel,
+    EntrySealed,
     Evict,
     Pinned,
     PinOrWatch,
@@ -112,6 +113,13 @@ class FabricHost:
         assert isinstance(pinned, Pinned), pinned
         return self._taken(pinned)
 
+    def wait_sealed(self, mm_hash: str, timeout_s: float = 20.0) -> bytes:
+        """The bytes of an entry that `pin_or_watch` did not find sealed."""
+        push = self.pushes.wait_next(timeout_s)
+        assert isinstance(push, EntrySealed), push
+        assert push.descriptor.mm_hash == mm_hash
+        return self._taken(push)
+
     def is_being_written(self, mm_hash: str) -> bool:
         reply = self.pin_or_watch(mm_hash)
         return isinstance(reply, Watching) and reply.writing
@@ -146,7 +154,7 @@ class FabricHost:
         self.agent.close()
         self.store.close()
 
-    def _taken(self, pinned: Pinned) -> bytes:
+    def _taken(self, pinned: Pinned | EntrySealed) -> bytes:
         descriptor = pinned.descriptor
         data = bytes(self.mapping.view(descriptor.offset, descriptor.spec.num_bytes))
         self.session.request(Unpin(seq=0, pin_id=pinned.pin_id))
