@@ -16,4 +16,5 @@ compiled        EngineCore: slow grammars in a thread apart, and compiled ones f
 allowance       what a request's grammar may take with each token, and in a step with others; compile process:
                 walks through it.
 token_cost      EngineCore: a request whose grammar takes more ends.
+mask_threads    EngineCore: masks are made in threads, so that no step waits for one that takes too long.
 """

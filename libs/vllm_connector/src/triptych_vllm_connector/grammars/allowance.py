@@ -72,14 +72,22 @@ class EngineStep:
             self.cpu_s = 0.0
             self.number += 1
 
+    def longest_s(self, allowance: Allowance) -> float:
+        """Return the CPU seconds that a call of a request may take now."""
+        with self._lock:
+            return self._longest_s(allowance)
+
     def take(self, allowance: Allowance, cpu_s: float) -> bool:
         """Add what a call of a request has taken; return whether it was allowed."""
         with self._lock:
+            is_allowed = cpu_s <= self._longest_s(allowance)
             self.cpu_s += cpu_s
-            is_allowed = allowance.take(cpu_s)
-            if self.cpu_s <= FREE_S or cpu_s <= PER_STEP_S:
-                return is_allowed
-            return is_allowed and allowance.debt_s <= SHARED_DEBT_S
+            allowance.take(cpu_s)
+            return is_allowed
+
+    def _longest_s(self, allowance: Allowance) -> float:
+        of_step_s = max(FREE_S - self.cpu_s, PER_STEP_S, SHARED_DEBT_S - allowance.debt_s)
+        return min(of_step_s, FREE_S - allowance.debt_s)
 
 
 def longest_runs(texts: Sequence[bytes]) -> list[int]:

@@ -5,12 +5,13 @@ and its 1,600th costs seconds: xgrammar's parser takes cubic time for ambiguous 
 batch wait meanwhile. All choices of a caller's request share one allowance, since one step has them all.
 Requests share a step: where several grammars are costly at once, each of them has less (`EngineStep`).
 
-A call of xgrammar cannot be interrupted, and vocabularies have tokens of more than 100 spaces: with an
-ambiguous grammar one such token costs seconds. So a long token is tried in pieces first, which end with the
-allowance.
+A call of xgrammar cannot be interrupted. Masks are made in a thread that can be left behind (`mask_threads`).
+Vocabularies have tokens of more than 100 spaces: with an ambiguous grammar one such token costs seconds. So a
+long token is tried in pieces first, which end with the allowance.
 """
 
 import functools
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from typing import Any
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.grammars.allowance import Allowance, EngineStep
+from triptych_vllm_connector.grammars.mask_threads import MaskThreads
 from triptych_vllm_connector.seams.replacing import is_wrapped, replace, require_names
 
 log = get_logger(__name__)
@@ -31,7 +33,9 @@ MAX_ACCOUNTS = 4096
 PIECE_BYTES = 16
 """Largest part of a token that xgrammar parses in one call."""
 _ACCOUNT = "triptych_account"
-_FILLED_IN = "triptych_filled_in"  # number of the step in which the grammar has made a mask
+_MASK = "triptych_mask"
+_MASKS_OF_A_THREAD = 64
+_MAX_THREADS = min(8, (os.cpu_count() or 1) // 2 or 1)  # as vLLM has
 _ALL_TOKENS = -1  # of a word of a bitmask
 
 
@@ -45,9 +49,10 @@ class Account:
     is_spent: bool = False  # for good: a refused token may be a draft that stays in the matcher
     long_tokens: Mapping[int, bytes] = field(default_factory=dict)
 
-    def charge(self, cpu_s: float) -> None:
-        """Add what a call has taken."""
-        if not self.step.take(self.allowance, cpu_s) and not self.is_spent:
+    def charge(self, cpu_s: float, *, goes_on: bool = False) -> None:
+        """Add what a call has taken; end the request if that was too much, or if the call still goes on."""
+        is_allowed = self.step.take(self.allowance, cpu_s)
+        if (goes_on or not is_allowed) and not self.is_spent:
             self.is_spent = True
             log.warning(
                 "request ended: its grammar costs too much with each token",
@@ -56,6 +61,37 @@ class Account:
                 step_cpu_s=round(self.step.cpu_s, 3),
                 num_tokens=self.allowance.num_tokens,
             )
+
+
+class GrammarMask:
+    """Mask of one grammar's next token. Its memory is its own: a thread left behind may write it later."""
+
+    def __init__(self, fill: Callable[[Any, int], None], account: Account, bitmask: Any) -> None:
+        """`fill` makes a row of a tensor such as `bitmask`."""
+        self.row = bitmask.new_empty((1, bitmask.shape[1]))
+        self.filled_in: int | None = None
+        """Number of the step for which the last mask was made."""
+        self.is_new = False  # made, and not used yet
+        self.is_left = False  # for good: a thread has the matcher
+        self._fill, self._account, self._cpu_s = fill, account, 0.0
+
+    def make(self) -> None:
+        self._cpu_s = 0.0
+        if not self._account.is_spent:
+            began_s = time.thread_time()
+            self._fill(self.row, 0)
+            self._cpu_s = time.thread_time() - began_s
+
+    def finish(self) -> None:
+        self.is_new, self.filled_in = True, self._account.step.number
+        self._account.charge(self._cpu_s)
+
+    def leave(self) -> None:
+        self.is_left = True
+        self._account.charge(self.longest_s(), goes_on=True)
+
+    def longest_s(self) -> float:
+        return self._account.step.longest_s(self._account.allowance)
 
 
 class Accounts:
@@ -96,29 +132,44 @@ def bound_token_cost() -> None:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar as Grammar
 
     fill_bitmask, accept_tokens = Grammar.fill_bitmask, Grammar.accept_tokens
-    validate_tokens, grammar_bitmask = Grammar.validate_tokens, Manager.grammar_bitmask
+    validate_tokens, rollback = Grammar.validate_tokens, Grammar.rollback
+    grammar_bitmask = Manager.grammar_bitmask
     if is_wrapped(accept_tokens):
         return
-    step = EngineStep()
+    step, threads = EngineStep(), MaskThreads()
     accounts = Accounts(step)
 
     @functools.wraps(grammar_bitmask)
-    def begin_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_masks_first(self: Any, requests: Any, names: list[str], drafts: Mapping[str, Any]) -> Any:
+        """Make the masks of a step at once; vLLM asks for one after another."""
         step.begin()
-        return grammar_bitmask(self, *args, **kwargs)
+        undrafted = (name for name in names if not drafts.get(name))
+        grammars = (requests[name].structured_output_request.grammar for name in undrafted)
+        masks = [mask for each in grammars if (mask := _mask_of(each)) and not each.is_terminated()]
+        threads.make(masks, min(_MAX_THREADS, 1 + len(masks) // _MASKS_OF_A_THREAD))
+        return grammar_bitmask(self, requests, names, drafts)
 
     @functools.wraps(fill_bitmask)
     def fill_counted(self: Any, bitmask: Any, idx: int) -> None:
-        account = _account_of(self)
+        account, mask = _account_of(self), _mask_of(self)
+        if mask is None:
+            mask = GrammarMask(functools.partial(fill_bitmask, self), account, bitmask)
+            setattr(self, _MASK, mask)
+        if mask.filled_in != step.number or not mask.is_new:
+            if mask.filled_in == step.number:
+                account.allowance.earn_row()
+            threads.make([mask])
+        mask.is_new = False
         if account.is_spent:  # the token that comes of it is refused
             bitmask[idx].fill_(_ALL_TOKENS)
-            return
-        if getattr(self, _FILLED_IN, None) == step.number:
-            account.allowance.earn_row()
-        setattr(self, _FILLED_IN, step.number)
-        began_s = time.thread_time()
-        fill_bitmask(self, bitmask, idx)
-        account.charge(time.thread_time() - began_s)
+        else:
+            bitmask[idx].copy_(mask.row[0])
+
+    @functools.wraps(rollback)
+    def rollback_unless_left(self: Any, num_tokens: int) -> None:
+        mask = _mask_of(self)
+        if mask is None or not mask.is_left:
+            rollback(self, num_tokens)
 
     @functools.wraps(accept_tokens)
     def accept_counted(self: Any, request_id: str, tokens: list[int]) -> bool:
@@ -164,7 +215,8 @@ def bound_token_cost() -> None:
     replace(Grammar, "accept_tokens", accept_counted, used_by=(Manager.accept_tokens,))
     require_names((validate_tokens,), "accept_token", "is_terminated", "rollback")
     replace(Grammar, "validate_tokens", validate_counted, used_by=(Manager.validate_tokens,))
-    replace(Manager, "grammar_bitmask", begin_step, used_by=(Scheduler.get_grammar_bitmask,))
+    replace(Grammar, "rollback", rollback_unless_left, used_by=(grammar_bitmask,))
+    replace(Manager, "grammar_bitmask", make_masks_first, used_by=(Scheduler.get_grammar_bitmask,))
     replace(Manager, "_create_grammar", create_with_account, used_by=(Manager.grammar_init,))
     require_names((Scheduler.update_from_output,), "accept_tokens")
 
@@ -197,6 +249,11 @@ def _is_affordable(matcher: Any, text: bytes, account: Account) -> bool:
     finally:
         matcher.rollback(num_pieces)
     return not account.is_spent
+
+
+def _mask_of(grammar: Any) -> GrammarMask | None:
+    mask: GrammarMask | None = getattr(grammar, _MASK, None)
+    return mask
 
 
 def _account_of(grammar: Any) -> Account:
