@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
+from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server, show_connections
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import (
@@ -253,5 +253,5 @@ def test_it_is_unavailable(loop: type[Uvloop | Asyncio], tmp_path: Path) -> None
 
     path = tmp_path / "store.sock"
     with resetting_server(answers=False, path=path) as server, asyncio.Runner(loop_factory=loop) as runner:
-        runner.get_loop().on_connection = lose
+        show_connections(runner, lose)
         runner.run(connect())

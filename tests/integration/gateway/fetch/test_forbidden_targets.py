@@ -185,7 +185,7 @@ async def test_names_that_do_not_exist(forbidden: MediaServer) -> None:
 async def test_a_name_server_that_does_not_answer() -> None:
     class Silent(ChosenNames):
         async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[object]:  # type: ignore[override]
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+            return await asyncio.get_running_loop().create_future()
 
     async with fetching(Silent(), fetch_timeout_s=0.2) as fetcher:
         with pytest.raises(RequestError) as caught:

@@ -179,7 +179,7 @@ async def test_a_job_that_is_cancelled_at_the_gate_gives_its_blocks_back(bench: 
     delivery = delivery_of()
     task = asyncio.ensure_future(bench.run(delivery))
     await waiting_at_the_gate(bench)
-    assert bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    assert bench.runner.has_blocks(delivery)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -192,10 +192,9 @@ async def test_a_job_that_is_cancelled_at_the_gate_gives_its_blocks_back(bench: 
 async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from triptych_encoder.jobs import encode_gate
 
     now = 10.0
-    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     gate = EncodeGate(GatePolicy(encode_batch=1), EncoderMetrics())
     item = GateItem(frozenset(), 0.0, 60.0)
     now = 13.0
@@ -205,10 +204,9 @@ async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
 
 
 async def test_items_of_one_batch_share_its_seconds_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triptych_encoder.jobs import encode_gate
 
     now = 10.0
-    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     gate = EncodeGate(GatePolicy(encode_batch=4), EncoderMetrics())
     async with contextlib.AsyncExitStack() as stack:
         items = [GateItem(frozenset({(f"r{n}", 0)}), 0.0, 100.0) for n in range(4)]
