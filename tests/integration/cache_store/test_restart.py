@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.integration.cache_store.samples import SPEC, mapping_of, put
 from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server, show_connections
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
@@ -31,28 +32,16 @@ from triptych_common.protocol.store import (
     Welcome,
     WriterLost,
 )
-from triptych_common.region import RegionMapping
-from triptych_common.region.tensor_view import tensor_spec, tensor_view, write_tensor
+from triptych_common.region.tensor_view import tensor_spec, tensor_view
 from triptych_common.store_session import AsyncStoreSession, StoreSession
 
 HASHES = [f"{n:064x}" for n in range(10)]
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
-
-
-def mapping_of(session: StoreSession) -> RegionMapping:
-    return RegionMapping.open(session.welcome.region_path, session.welcome.region_num_bytes)
 
 
 def reserve(session: StoreSession, mm_hash: str, spec: TensorSpec = SPEC) -> Reserved:
     reply = session.request(Reserve(seq=0, mm_hash=mm_hash, spec=spec))
     assert isinstance(reply, Reserved)
     return reply
-
-
-def put(session: StoreSession, mm_hash: str, tensor: torch.Tensor) -> None:
-    reserved = reserve(session, mm_hash, tensor_spec(tensor))
-    write_tensor(mapping_of(session), reserved.offset, tensor)
-    session.request(Seal(seq=0, reservation_id=reserved.reservation_id))
 
 
 def restart(daemon: StoreProcess) -> None:
