@@ -13,9 +13,10 @@ import pytest
 from tests.conftest import embedded_redis
 from tests.support.fast.case import CaseError, check, is_right_or_documented_error
 from tests.support.fast.client import Answer, Client, Question
+from tests.support.fast.layout import Layout
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
-from tests.support.fast.system import FastSystem, Layout
+from tests.support.fast.system import FastSystem
 from tests.support.faults.redis_pair import Pair, raw, running_pair
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 from triptych_common.coordination.registry import TTL_S

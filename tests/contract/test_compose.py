@@ -54,7 +54,7 @@ def _overridden(loader: ComposeLoader, node: yaml.Node) -> Any:
         return loader.construct_yaml_null(node)
     if isinstance(node, yaml.SequenceNode):
         return loader.construct_sequence(node, deep=True)
-    return loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
+    return loader.construct_mapping(node, deep=True)
 
 
 ComposeLoader.add_constructor("!override", _overridden)

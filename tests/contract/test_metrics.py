@@ -51,7 +51,7 @@ SERVICES = {
 def described(section: str) -> list[MetricFacts]:
     """Labels sorted, as in a scrape."""
     return [
-        MetricFacts(match[1], match[2], tuple(sorted(re.findall(r"`(\w+)`", match[3]))))  # type: ignore[arg-type]
+        MetricFacts(match[1], match[2], tuple(sorted(re.findall(r"`(\w+)`", match[3]))))
         for match in ROW.finditer(section)
     ]
 

@@ -56,7 +56,7 @@ def series_of(facts: MetricFacts) -> dict[str, frozenset[str]]:
 def documented() -> list[MetricFacts]:
     ours = [each for title in SERVICES for each in described(sections(PAGE)[title])]
     labels = ("model_name", "engine")
-    return [*ours, *(MetricFacts(name, kind, labels) for name, kind in ROW_OF_VLLM.findall(PAGE))]  # type: ignore[arg-type]
+    return [*ours, *(MetricFacts(name, kind, labels) for name, kind in ROW_OF_VLLM.findall(PAGE))]
 
 
 def known_series() -> dict[str, frozenset[str]]:

@@ -296,7 +296,7 @@ def test_a_local_item_that_a_remote_request_used_too_is_forgotten(with_tower: Pr
 # ---- encoder -------------------------------------------------------------------------------------
 @pytest.fixture
 def forgetting() -> ForgettingEncoderCacheManager:
-    manager = ForgettingEncoderCacheManager.create_manager(cache_size=10, vllm_config=SimpleNamespace())  # type: ignore[arg-type]
+    manager = ForgettingEncoderCacheManager.create_manager(cache_size=10, vllm_config=SimpleNamespace())
     assert isinstance(manager, ForgettingEncoderCacheManager)
     return manager
 
@@ -307,7 +307,7 @@ def slots(manager: ForgettingEncoderCacheManager) -> tuple[int, int]:
 
 def test_the_encoder_never_hits_what_another_request_has(forgetting: ForgettingEncoderCacheManager) -> None:
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
-    forgetting.allocate(first, 0)  # type: ignore[arg-type]
+    forgetting.allocate(first, 0)
     assert not forgetting.check_and_update_cache(second, 0)
 
 

@@ -26,6 +26,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
+    from triptych_vllm_connector.config import ConnectorConfig
     from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.worker import ports, runner_wrappers
 
@@ -41,6 +42,7 @@ class Connector(TriptychECConnector):
         self._is_producer, self._is_consumer = True, False
         self._connector_metadata, self._writes, self._consumer = None, {}, None
         self.writer, self.loader, self.share = writer, None, None
+        assert isinstance(writer._config, ConnectorConfig)
         self.config, self.num_ranks = writer._config, 1
 
 
@@ -122,7 +124,8 @@ class Instance:
         self.cache = EncoderCache()
         self.encoded: list[str] = []
         self.guilty: set[str] = set()  # items for which the tower raises
-        self.runner: Any = runner_wrappers.wrap({"v1": RunnerV1, "v2": RunnerV2}[generation](self), True)
+        runners: dict[str, type[Any]] = {"v1": RunnerV1, "v2": RunnerV2}
+        self.runner: Any = runner_wrappers.wrap(runners[generation](self), True)
         self.runner.load_model()
         self._connected = {"v1": self._in_v1, "v2": self._in_v2}[generation]
 

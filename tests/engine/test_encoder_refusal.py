@@ -54,7 +54,7 @@ class FakeLLM:
 
 def engine_of(llm: FakeLLM) -> EncodeEngine:
     engine = object.__new__(EncodeEngine)
-    engine._llm = llm  # type: ignore[assignment]
+    engine._llm = llm
     return engine
 
 

@@ -68,7 +68,9 @@ class Alone:
         wait_until(is_there, START_TIMEOUT_S, f"the answers of {name}")
         return [
             TokenAnswer(
-                *(tuple(each[part]) for part in ("prompt_token_ids", "token_ids", "logprobs")),
+                tuple(each["prompt_token_ids"]),
+                tuple(each["token_ids"]),
+                tuple(each["logprobs"]),
                 tuple(tuple((token, logprob) for token, logprob in place) for place in each["rivals"]),
             )
             for each in orjson.loads(file.read_bytes())

@@ -23,13 +23,13 @@ def redis_system() -> Iterator[System]:
 
 
 @pytest.fixture
-def tensors(redis_system: System) -> Iterator["redis.Redis[bytes]"]:
+def tensors(redis_system: System) -> Iterator[redis.Redis]:
     """The system's own Redis."""
     with redis.Redis(unix_socket_path=str(redis_system.run_dir / "redis.sock")) as client:
         yield client
 
 
-def keys(client: "redis.Redis[bytes]") -> list[bytes]:
+def keys(client: redis.Redis) -> list[bytes]:
     return list(client.scan_iter("triptych:*:tensor:*"))
 
 
@@ -52,7 +52,7 @@ def test_the_trace_names_the_transport(redis_system: System, system: System, str
 
 
 def test_the_bytes_are_in_redis_for_a_limited_time(
-    redis_system: System, strips: ModuleType, tensors: "redis.Redis[bytes]"
+    redis_system: System, strips: ModuleType, tensors: redis.Redis
 ) -> None:
     before = set(keys(tensors))
     (strip,) = strips.held_out_strips(1, seed=33)
@@ -63,7 +63,7 @@ def test_the_bytes_are_in_redis_for_a_limited_time(
 
 
 def test_bytes_that_redis_lost_are_made_again(
-    redis_system: System, strips: ModuleType, tensors: "redis.Redis[bytes]"
+    redis_system: System, strips: ModuleType, tensors: redis.Redis
 ) -> None:
     (strip,) = strips.held_out_strips(1, seed=34)
     first = redis_system.ask([image_part(strip.png), QUESTION])
@@ -77,7 +77,7 @@ def test_bytes_that_redis_lost_are_made_again(
 
 
 def test_a_tensor_that_cannot_be_read_fails_its_request_and_nothing_else(
-    redis_system: System, strips: ModuleType, tensors: "redis.Redis[bytes]"
+    redis_system: System, strips: ModuleType, tensors: redis.Redis
 ) -> None:
     """Redis reports that it has the bytes, and refuses them when the engine's step needs them."""
     (strip,) = strips.held_out_strips(1, seed=35)

@@ -274,7 +274,7 @@ def _stored(client: OpenAI) -> list[Any]:
         model=MODEL.name, input=PROMPT, background=True, stream=True, temperature=0, max_output_tokens=4
     )
     events = list(stream)
-    response_id = events[0].response.id  # type: ignore[union-attr]
+    response_id = events[0].response.id
     late = list(client.responses.retrieve(response_id, stream=True, starting_after=1))
     return [
         again.output_text == plain.output_text,

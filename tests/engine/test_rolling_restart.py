@@ -55,7 +55,7 @@ def kinds(strips: ModuleType) -> dict[str, Ask]:
         for stream in (True, False):
             answer = client.chat.completions.create(
                 model=MODEL.name,
-                messages=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
+                messages=[{"role": "user", "content": content}],
                 max_tokens=12,
                 stream=stream,
             )

@@ -15,7 +15,7 @@ from triptych_cli.console import out
 from triptych_cli.settings import CHECKOUT
 
 STEP_LIMIT_S = 3600.0
-TYPED = ("benchmarks", "tests/support")
+TYPED = ("benchmarks", "tests")
 """Folders whose types are checked, besides the packages."""
 QUICK = ("unit", "property", "contract")
 """Layers of tests that `--changed` takes."""
@@ -37,7 +37,9 @@ def steps() -> list[Step]:
 
 
 def steps_for(changed: Sequence[str]) -> list[Step]:
-    """Steps over what files touch: their format and lint, the types of their packages, their tests.
+    """Steps over what files touch: their format and lint, types, their tests.
+
+    Types are those of their packages and of everything in `TYPED`: tests use what a changed file has lost.
 
     Args:
         changed: paths in the checkout.
@@ -50,9 +52,8 @@ def steps_for(changed: Sequence[str]) -> list[Step]:
         ("format", _python("ruff", "format", "--check", *python)),
     ]
     packages = [each for each in _packages() if any(_is_below(path, each) for path in python)]
-    others = [path for path in python if any(_is_below(path, each) for each in TYPED)]
-    if packages or others:
-        found.append(("types", _python("mypy", *packages, *others)))
+    if packages or any(_is_below(path, each) for path in python for each in TYPED):
+        found.append(("types", _python("mypy", *packages, *TYPED)))
     if packages:
         found.append(("imports", [_tool("lint-imports"), "--no-cache"]))
     if tests := sorted({each for path in python for each in tests_of(path)}):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -52,6 +53,15 @@ def end_process(process: "subprocess.Popen[bytes]", with_signal: signal.Signals 
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait(STOP_TIMEOUT_S)
+
+
+def stats_of(socket: Path) -> StoreStats:
+    """Statistics of a store, read through a session that counts itself."""
+    with closing(StoreSession.connect(socket, f"test-{time.monotonic_ns()}/stats")) as session:
+        stats = session.request(StatsQuery(seq=0))
+    if not isinstance(stats, StoreStats):
+        raise StoreError("internal", f"{stats.TYPE} is no answer to a stats query")
+    return stats
 
 
 class StoreProcess:
@@ -114,12 +124,7 @@ class StoreProcess:
         return session
 
     def stats(self) -> StoreStats:
-        """Statistics, read through a session that counts itself."""
-        with closing(StoreSession.connect(self.socket, "stats")) as session:
-            stats = session.request(StatsQuery(seq=0))
-        if not isinstance(stats, StoreStats):
-            raise StoreError("internal", f"{stats.TYPE} is no answer to a stats query")
-        return stats
+        return stats_of(self.socket)
 
     def log(self) -> str:
         return (self.run_dir / "log").read_text()

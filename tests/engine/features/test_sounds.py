@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.families.family import MediaKind
 from tests.support.families.folders import family_folder
-from tests.support.families.media import SHAPES, MediaKind, Sample
+from tests.support.families.media import SHAPES, Sample
 from tests.support.real.system import EXACT, Server, System, running_monolith, running_system
 from tests.support.waiting import wait_until
 

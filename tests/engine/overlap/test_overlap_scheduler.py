@@ -176,7 +176,7 @@ def test_others_run_beside_a_stalled_request_which_is_not_asked_for_anew(engine:
         num_asked += 1
         return readiness(*args)
 
-    engine.consumer._grants.readiness = counted  # type: ignore[method-assign]
+    engine.consumer._grants.readiness = counted  # type: ignore[assignment, method-assign]
     engine.add("r2", max_tokens=20)
     assert engine.run() >= 20
     assert num_asked == 0

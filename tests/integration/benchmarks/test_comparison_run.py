@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,9 +12,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from comparison.arms import ARMS
 from comparison.bars import verdicts
 from comparison.exactness import compare_tokens

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.integration.cache_store.samples import SPEC
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.protocol.store import (
     EntrySealed,
@@ -12,12 +13,10 @@ from triptych_common.protocol.store import (
     Reserve,
     Reserved,
     Seal,
-    TensorSpec,
     WriterLost,
 )
 
 HASH, PINNED_HASH = "ab" * 32, "cd" * 32
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 
 VICTIM = """
 import sys, threading

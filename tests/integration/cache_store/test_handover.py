@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.integration.cache_store.samples import mapping_of, put
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import (
     ItemTooLargeError,
@@ -33,22 +34,10 @@ from triptych_common.protocol.store import (
     Watching,
     WriterLost,
 )
-from triptych_common.region import RegionMapping
-from triptych_common.region.tensor_view import address_range, tensor_spec, tensor_view, write_tensor
+from triptych_common.region.tensor_view import address_range, tensor_spec, tensor_view
 from triptych_common.store_session import AsyncStoreSession, StoreSession
 
 HASH = "ab" * 32
-
-
-def mapping_of(session: StoreSession) -> RegionMapping:
-    return RegionMapping.open(session.welcome.region_path, session.welcome.region_num_bytes)
-
-
-def put(session: StoreSession, mm_hash: str, tensor: torch.Tensor) -> None:
-    reserved = session.request(Reserve(seq=0, mm_hash=mm_hash, spec=tensor_spec(tensor)))
-    assert isinstance(reserved, Reserved)
-    write_tensor(mapping_of(session), reserved.offset, tensor)
-    assert isinstance(session.request(Seal(seq=0, reservation_id=reserved.reservation_id)), Done)
 
 
 def reserve(session: StoreSession, mm_hash: str, spec: TensorSpec, **fields: str) -> StoreReply:

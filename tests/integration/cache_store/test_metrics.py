@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.cache_store.samples import SPEC
 from tests.support.stores import PushLog, StoreProcess
 from tests.support.waiting import free_port, until, wait_until
 from triptych_cache_store.scrape_relay import ScrapeRelay
@@ -37,7 +38,6 @@ from triptych_common.runtime.scrape_server import ScrapeServer
 from triptych_common.store_session import StoreSession
 
 HASHES = [f"{n:064x}" for n in range(4)]
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 HUGE = TensorSpec(shape=(1 << 20, 1 << 10), dtype="float32", num_bytes=1 << 32)
 
 

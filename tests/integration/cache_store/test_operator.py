@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.integration.cache_store.samples import SPEC
 from tests.support.stores import StoreProcess
 from triptych_cli.supervisor.state import SystemStatus, write_status
-from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
+from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal
 from triptych_common.region import RegionMapping
 from triptych_gateway.ui.system_view import StoreReader
 
 HASHES = [f"{n:032x}" * 2 for n in range(1, 4)]
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 
 
 def store(run_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:

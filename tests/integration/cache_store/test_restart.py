@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
+from tests.integration.cache_store.samples import SPEC, mapping_of, put
+from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server, show_connections
 from tests.support.stores import PushLog, StoreProcess
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import (
@@ -31,28 +32,16 @@ from triptych_common.protocol.store import (
     Welcome,
     WriterLost,
 )
-from triptych_common.region import RegionMapping
-from triptych_common.region.tensor_view import tensor_spec, tensor_view, write_tensor
+from triptych_common.region.tensor_view import tensor_spec, tensor_view
 from triptych_common.store_session import AsyncStoreSession, StoreSession
 
 HASHES = [f"{n:064x}" for n in range(10)]
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
-
-
-def mapping_of(session: StoreSession) -> RegionMapping:
-    return RegionMapping.open(session.welcome.region_path, session.welcome.region_num_bytes)
 
 
 def reserve(session: StoreSession, mm_hash: str, spec: TensorSpec = SPEC) -> Reserved:
     reply = session.request(Reserve(seq=0, mm_hash=mm_hash, spec=spec))
     assert isinstance(reply, Reserved)
     return reply
-
-
-def put(session: StoreSession, mm_hash: str, tensor: torch.Tensor) -> None:
-    reserved = reserve(session, mm_hash, tensor_spec(tensor))
-    write_tensor(mapping_of(session), reserved.offset, tensor)
-    session.request(Seal(seq=0, reservation_id=reserved.reservation_id))
 
 
 def restart(daemon: StoreProcess) -> None:
@@ -253,5 +242,5 @@ def test_it_is_unavailable(loop: type[Uvloop | Asyncio], tmp_path: Path) -> None
 
     path = tmp_path / "store.sock"
     with resetting_server(answers=False, path=path) as server, asyncio.Runner(loop_factory=loop) as runner:
-        runner.get_loop().on_connection = lose
+        show_connections(runner, lose)
         runner.run(connect())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.integration.cache_store.samples import SPEC
 from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import (
     Evict,
@@ -12,7 +13,6 @@ from triptych_common.protocol.store import (
     Reserve,
     Reserved,
     Seal,
-    TensorSpec,
     Unpin,
     Verified,
     Verify,
@@ -20,7 +20,6 @@ from triptych_common.protocol.store import (
 
 NUM_ENTRIES = 20_000
 NUM_CLIENTS = 32
-SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ class Record:
 @asynccontextmanager
 async def running(watch: SlabWatch) -> AsyncIterator[Record]:
     record = Record()
-    task = asyncio.create_task(watch.run(record))  # type: ignore[arg-type]
+    task = asyncio.create_task(watch.run(record))
     try:
         yield record
     finally:

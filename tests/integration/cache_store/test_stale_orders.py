@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.integration.cache_store.samples import mapping_of
 from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from tests.support.stores import StoreProcess
 from triptych_common.protocol.store import Cancel, Done, Reserve, Reserved, Seal
@@ -22,10 +23,6 @@ from triptych_vllm_connector.worker.writing import WritingWorker
 
 A, B = "ab" * 32, "cd" * 32
 OLD, NEW = torch.full((64, 32), 1.0), torch.full((64, 32), 2.0)
-
-
-def mapping_of(session: StoreSession) -> RegionMapping:
-    return RegionMapping.open(session.welcome.region_path, session.welcome.region_num_bytes)
 
 
 def plain(mapping: RegionMapping) -> TensorWriter:

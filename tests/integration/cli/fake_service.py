@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from _multiprocessing import SemLock
+from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.shared_memory import SharedMemory
 

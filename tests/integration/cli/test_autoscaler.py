@@ -160,9 +160,7 @@ async def test_an_encoder_that_cannot_start_is_not_tried_all_the_time(
 
 
 async def request(layout: RunLayout, *arguments: object) -> list[tuple[str, str]]:
-    reports = await asyncio.to_thread(
-        lambda: list(request_services(layout.control_socket, *arguments))  # type: ignore[arg-type]
-    )
+    reports = await asyncio.to_thread(lambda: list(request_services(layout.control_socket, *arguments)))
     return [(each.kind, each.service) for each in reports]
 
 

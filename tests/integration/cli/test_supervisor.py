@@ -22,7 +22,7 @@ from triptych_cli.supervisor import supervisor as supervisor_module
 from triptych_cli.supervisor.autoscaler import ScalingRules
 from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import ChildProcess, session_members
-from triptych_cli.supervisor.readiness import Probe
+from triptych_cli.supervisor.readiness import Probe, probe_for
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import (
@@ -60,7 +60,7 @@ def fake(name: str, *words: str, after: frozenset[str] = frozenset(), **changes:
         start_timeout_s=10.0,
         stop_timeout_s=5.0,
     )
-    return replace(spec, **changes)  # type: ignore[arg-type]
+    return replace(spec, **changes)
 
 
 class Watched:
@@ -276,7 +276,7 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
     """`stop` knows of no child yet; none must outlive it."""
     at_work, go_on = asyncio.Event(), asyncio.Event()
     sessions: list[int] = []
-    start, probe_for = service_module.ChildProcess.start, service_module.probe_for
+    start = ChildProcess.start
 
     @asynccontextmanager
     async def slow_probe(readiness: Readiness) -> AsyncIterator[Probe]:
@@ -286,7 +286,7 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
         async with probe_for(readiness) as probe:
             yield probe
 
-    async def slow_start(*args: Any, **kwargs: Any) -> service_module.ChildProcess:
+    async def slow_start(*args: Any, **kwargs: Any) -> ChildProcess:
         child = await start(*args, **kwargs)
         sessions.append(child.pid)
         at_work.set()
@@ -294,7 +294,7 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
         return child
 
     monkeypatch.setattr(service_module, "probe_for", slow_probe)
-    monkeypatch.setattr(service_module.ChildProcess, "start", slow_start)
+    monkeypatch.setattr(ChildProcess, "start", slow_start)
     with run_directory(layout):
         watched = Watched(layout, fake("one"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
+from tests.support.faults.resets import LOOPS, Asyncio, Uvloop, resetting_server, show_connections, wait_reset
 from tests.support.message_samples import encode_job
 from triptych_common.protocol.codec import Envelope
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource, new_media_client
@@ -26,5 +26,5 @@ def test_its_media_are_gone(loop: type[Uvloop | Asyncio]) -> None:
                 await MediaSource(client, max_bytes=100).fetch(job, envelope)
 
     with resetting_server(answers=False) as server, asyncio.Runner(loop_factory=loop) as runner:
-        runner.get_loop().on_connection = reset
+        show_connections(runner, reset)
         runner.run(fetch())

@@ -48,7 +48,7 @@ async def test_what_a_job_goes_through_is_counted_and_timed(
     preprocess = TimidEngine.preprocess
 
     async def refuse_bad(self: TimidEngine, job: object, media: bytes) -> PreparedItem:
-        prepared = await preprocess(self, job, media)  # type: ignore[arg-type]
+        prepared = await preprocess(self, job, media)
         if getattr(job, "mm_hash", "") == BAD:
             raise BadMediaError("no image")
         return prepared
@@ -140,7 +140,7 @@ async def test_a_port_that_is_taken_ends_the_service_with_a_clear_error(
         with pytest.raises(ListenError, match=why):
             check_listener(settings)  # before the engine is started
         with pytest.raises(ListenError, match=why):
-            await serve(settings, None, StopSignal())  # type: ignore[arg-type]
+            await serve(settings, None, StopSignal())
 
 
 async def test_a_strayed_job_is_refused_and_counted(redis_url: str, store: StoreProcess) -> None:

@@ -245,7 +245,7 @@ async def fuzz(
     assert {mm_hash: target.read(mm_hash) for mm_hash in kept} == kept
     await asyncio.to_thread(target.wait_no_leftovers)
     stats = target.session.request(StatsQuery(seq=0))
-    assert stats.num_seals_total == len(kept)  # type: ignore[union-attr]
+    assert stats.num_seals_total == len(kept)
     good = f"{1 << 220:064x}"
     source.encode(good, b"cd" * 500_000)
     completed(await gateway.transfer(source, target, good))

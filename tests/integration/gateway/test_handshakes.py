@@ -156,8 +156,8 @@ async def test_few_handshakes_are_in_work_and_each_network_has_its_turn(
             assert await asked == b"!"
             still_there = sum(not each.done() for each in num_ended)
             assert still_there >= MAX_AT_ONCE, "the neighbour did not wait for all others"
-            for each in num_ended:
-                each.cancel()
+            for waiting in num_ended:
+                waiting.cancel()
             await asyncio.gather(*num_ended, return_exceptions=True)
     assert most == MAX_AT_ONCE
 

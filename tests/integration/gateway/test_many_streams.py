@@ -4,14 +4,9 @@ How many more, and what they cost: `benchmarks/gateway_streams.py`, whose parts 
 """
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from gateway_bench.arms import GATEWAY, running_arms
 from gateway_bench.streams import StreamsWorkload, run_streams
 

@@ -11,6 +11,7 @@ from tests.support.gateway.system import System, another_gateway
 from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import until
 from triptych_common.bus import AsyncBus
+from triptych_common.bus.inspection import read_lags
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import ECTransferParams, EncodeClass, FailureKind, Modality, Role
 from triptych_common.protocol.names import DEFAULT_STORE
@@ -178,11 +179,10 @@ async def test_redis_is_read_once_however_many_scrape(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[object] = []
-    read = scrape_gauges.read_lags
 
     async def counted(bus: AsyncBus, streams: list[str]) -> object:
         reads.append(streams)
-        return await read(bus, streams)
+        return await read_lags(bus, streams)
 
     monkeypatch.setattr(scrape_gauges, "read_lags", counted)
     monkeypatch.setattr(scrape_gauges, "READ_INTERVAL_S", 60.0)

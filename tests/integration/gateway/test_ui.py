@@ -199,18 +199,23 @@ def recents_of(system: System) -> RecentRequests:
     return recents
 
 
-async def test_a_stream_of_events_ends_with_its_key(guarded: System) -> None:
+async def events_end_once(guarded: System, key: str, keys: str) -> None:
+    """A stream of events that has begun with `key` ends when `keys` are all that the file holds."""
     path = guarded.gateway.settings.api_keys_file
     assert path is not None
     async with (
         asyncio.timeout(20),
-        guarded.http.stream("GET", "/ui/api/events", headers=bearer("key-bob")) as answer,
+        guarded.http.stream("GET", "/ui/api/events", headers=bearer(key)) as answer,
     ):
         events = events_of(answer)
         await anext(events)
-        write_keys(path, entry("alice", "key-alice", "red"))
+        write_keys(path, keys)
         async for _ in events:
             pass
+
+
+async def test_a_stream_of_events_ends_with_its_key(guarded: System) -> None:
+    await events_end_once(guarded, "key-bob", entry("alice", "key-alice", "red"))
     assert (await guarded.http.get("/ui/api/events", headers=bearer("key-bob"))).status_code == 401
 
 
@@ -227,17 +232,7 @@ async def test_a_stream_of_events_ends_with_its_key(guarded: System) -> None:
 async def test_a_stream_of_events_ends_when_its_key_may_see_other_things(
     guarded: System, key: str, changed: str
 ) -> None:
-    path = guarded.gateway.settings.api_keys_file
-    assert path is not None
-    async with (
-        asyncio.timeout(20),
-        guarded.http.stream("GET", "/ui/api/events", headers=bearer(key)) as answer,
-    ):
-        events = events_of(answer)
-        await anext(events)
-        write_keys(path, changed)
-        async for _ in events:
-            pass
+    await events_end_once(guarded, key, changed)
     again = await snapshot_of(guarded, key)
     assert again["system"]["is_operator"] == ("operator" in changed)
 

@@ -15,6 +15,7 @@ from triptych_cache_store.checksums.verifier import ChecksumPass, Checksums
 from triptych_cache_store.entries.entry_table import Entry, EntryState
 from triptych_cache_store.entries.leases import SessionId
 from triptych_common.protocol import store as wire
+from triptych_common.protocol.ids import ReservationId
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class BytesMachine(StoreMachine):
         super().__init__()
 
     # ---- writing ---------------------------------------------------------------------------------
-    def write(self, reservation: int) -> None:
+    def write(self, reservation: ReservationId) -> None:
         _, offset, num_bytes = self.orders[reservation]
         self.num_writes += 1
         self.region[offset : offset + num_bytes] = bytes([self.num_writes % 256]) * num_bytes
 
-    def written(self, reservation: int) -> None:
+    def written(self, reservation: ReservationId) -> None:
         _, offset, num_bytes = self.orders[reservation]
         super().written(reservation)
         sealed = {entry.reservation_id for entry in self.core.table.all_sealed()}

@@ -210,7 +210,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.take(data.draw(st.sampled_from(faults)))
 
     def take(self, key: object) -> None:
-        self.world.take(key)  # type: ignore[arg-type]
+        self.world.take(key)
         self.world.check()
 
     def teardown(self) -> None:

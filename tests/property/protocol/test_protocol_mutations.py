@@ -19,8 +19,9 @@ from triptych_cache_store.core.state import StoreState
 from triptych_cache_store.entries.leases import LeaseTable
 from triptych_common.coordination import ClaimResult, FlightClaim, StartResult
 from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.protocol.store import Resume
 from triptych_common.store_session import session_state
-from triptych_common.store_session.resumption import Resume, WatchLog
+from triptych_common.store_session.resumption import WatchLog
 from triptych_encoder.jobs import held_parts
 from triptych_encoder.jobs.active_job import ActiveJob
 from triptych_encoder.jobs.ledger import Ledger
@@ -129,7 +130,7 @@ def _forgets_the_unanswered(self: WatchLog, command: Any, seq: int) -> None:
 
 
 def _takes_metadata_and_sends_nothing(self: ItemReplies, metadata: Any) -> None:
-    send, self._send_news = self._send_news, nothing  # type: ignore[method-assign,assignment]
+    send, self._send_news = self._send_news, nothing  # type: ignore[method-assign]
     try:
         _ON_METADATA(self, metadata)
     finally:

@@ -41,6 +41,13 @@ class Asyncio(_Connects, asyncio.SelectorEventLoop): ...
 LOOPS = (Uvloop, Asyncio)  # what services run on, and what they run on where there is no uvloop
 
 
+def show_connections(runner: asyncio.Runner, to: Callable[[asyncio.Transport, Any], Any]) -> None:
+    """Call `to` with every new connection of the runner's loop, which is one of `LOOPS`."""
+    loop = runner.get_loop()
+    assert isinstance(loop, _Connects)
+    loop.on_connection = to
+
+
 async def wait_reset(transport: asyncio.Transport, protocol: Any) -> None:
     """Return when the loop has seen the reset and has let the socket go. Reading must not be paused.
 

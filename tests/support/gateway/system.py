@@ -61,6 +61,18 @@ class System:
         """The gateway reads the registry now."""
         await until_async(self.gateway.view.refresh)  # one read may take too long on a busy machine
 
+    async def wait_flights_ended(self) -> None:
+        """Wait until no encoder works on a job any more: who needs an item meanwhile would join it."""
+        client: Any = self.bus.client
+
+        async def have_ended() -> bool:
+            keys = [self.bus.names.inflight(DIGEST, each.mm_hash) for each in self.encoder.jobs]
+            return not {b"claimed", b"queued", b"running"}.intersection(
+                [await client.hget(key, "state") for key in keys]
+            )
+
+        await until_async(have_ended)
+
     async def assert_idle(self) -> None:
         """Nothing of any request is left, at the latest a moment after its answer."""
         limiter, router = self.gateway.services.access.limiter, self.gateway.router

@@ -1,14 +1,12 @@
 """Real engines on two hosts: encoder here, prefill_decode and gateway there; Redis on a third host."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +15,10 @@ from tests.support.hosts.control_redis import ControlRedis, control_redis
 from tests.support.hosts.layout import CONTROL, FABRIC_PORT, KEY
 from tests.support.hosts.network import Network
 from tests.support.leftovers import store_leftovers
-from tests.support.real.system import EXACT, MODEL, SPANS_TIMEOUT_S, START_TIMEOUT_S, STOP_TIMEOUT_S, Server
+from tests.support.real.system import EXACT, MODEL, SPANS_TIMEOUT_S, START_TIMEOUT_S, Server, end_group
 from tests.support.real.warm.preload import ENVIRONMENT
+from tests.support.stores import stats_of
 from tests.support.waiting import wait_until
-from triptych_common.protocol.store import StatsQuery, StoreStats
-from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
@@ -59,7 +56,7 @@ class RealHosts(Server):
         """Of both stores; empty: nothing."""
         found: dict[str, int] = {}
         for host in SERVICES:
-            left = store_leftovers(_stats(self.folder / host))
+            left = store_leftovers(stats_of(self.folder / host / "store.sock"))
             found |= {f"{host} {what}": number for what, number in left.items() if number}
         return found
 
@@ -143,20 +140,7 @@ def _wait_registered(
     wait_until(are_registered, START_TIMEOUT_S, "every service is registered")
 
 
-def _stats(run_dir: Path) -> StoreStats:
-    with closing(StoreSession.connect(run_dir / "store.sock", "test/stats")) as session:
-        stats = session.request(StatsQuery(seq=0))
-    assert isinstance(stats, StoreStats)
-    return stats
-
-
 def _end(processes: dict[str, "subprocess.Popen[bytes]"]) -> None:
     """The stores last."""
     for process in reversed(processes.values()):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        end_group(process)

@@ -6,7 +6,7 @@ whole first chunk, another the end of the answer.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +16,7 @@ from tests.support.protocol_world.network import DIGEST, AsyncBusModel, Network,
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
+from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Message, Modality
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.item_wait import ItemWait
@@ -31,6 +31,7 @@ from triptych_gateway.race import race
 from triptych_gateway.request.content_parts import MediaPart, format_place
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.settings import EncodeSettings, TransferSettings
 
 METRICS = GatewayMetrics()
@@ -39,6 +40,8 @@ FLIGHT_CHECK_S = 6.0  # a claim whose owner vanished is over by then
 NUM_PUBLISHERS = 2
 MAX_DISPATCHES = 2
 CONNECTION_LOST = "connection lost"  # what a client sees when its gateway dies
+
+ListRecords = Callable[[], Sequence[InstanceRecord]]
 
 
 class BrokenError(Exception):
@@ -259,3 +262,25 @@ def _taken(mm_hash: str, index: int) -> TakenItem:
     place = ("messages", 0, "content", index)
     part = MediaPart(index, place, Modality.IMAGE, "", format_place(place))
     return TakenItem(part, MmHash(mm_hash), b"media", ImageHeader("PNG", 1, 1), {}, {})
+
+
+class RegistryGateway(GatewayActor):
+    """A gateway that knows instances by the registry as last read. `list_records`: the registry's, now."""
+
+    view: RegistryView
+
+    def __init__(
+        self, name: str, network: Network, is_reachable: Any, max_attempts: int, list_records: ListRecords
+    ) -> None:
+        self._list_records = list_records
+        super().__init__(name, network, is_reachable, max_attempts)
+
+    async def list_instances(self) -> Sequence[InstanceRecord]:
+        """As `Registry`."""
+        return self._list_records()
+
+    def read_registry(self) -> None:
+        def read() -> None:
+            self.loop.create_task(self.view.refresh())
+
+        self.loop.run(read)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ from openai import DefaultHttpxClient, OpenAI
 
 from tests.support.real.warm import client as warm
 from tests.support.real.warm.preload import ENVIRONMENT
+from tests.support.stores import stats_of
 from tests.support.waiting import free_port, free_ports_in_a_row, wait_until
-from triptych_common.protocol.store import StatsQuery, StoreStats
-from triptych_common.store_session import StoreSession
+from triptych_common.protocol.store import StoreStats
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
@@ -163,13 +162,7 @@ class System(Server):
         return found
 
     def store_stats(self) -> StoreStats:
-        session = StoreSession.connect(self.run_dir / "store.sock", f"test-{time.monotonic_ns()}/stats")
-        try:
-            stats = session.request(StatsQuery(seq=0))
-        finally:
-            session.close()
-        assert isinstance(stats, StoreStats)
-        return stats
+        return stats_of(self.run_dir / "store.sock")
 
     def services(self) -> dict[str, dict[str, Any]]:
         """By name, as the supervisor knows them: `state`, `pid`, `num_restarts`, `since`, ..."""
@@ -311,6 +304,17 @@ class StartedServer(Server):
         )
 
 
+def end_group(process: "warm.ForkedProcess | subprocess.Popen[bytes]") -> None:
+    """End the process by SIGTERM, and then whatever is left of its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def started_server(
     command: Sequence[str], env: Mapping[str, str], port: int, log: Path, *, is_forked: bool = False
@@ -321,13 +325,7 @@ def started_server(
         try:
             yield StartedServer(f"http://127.0.0.1:{port}/v1", process, log)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
 
 
 def _answers(port: int, process: "warm.ForkedProcess | subprocess.Popen[bytes]", log: Path) -> bool:

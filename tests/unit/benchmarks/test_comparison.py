@@ -1,14 +1,10 @@
 """The comparison's pure parts: rounds, turns, stages, bars, exactness, tables. No engine, no times."""
 
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from comparison.arms import ARMS, Arm
 from comparison.bars import Outcome, Verdict, verdicts
 from comparison.exactness import compare_tokens

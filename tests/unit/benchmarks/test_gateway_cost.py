@@ -1,10 +1,5 @@
 """The gateway's benchmark: its arithmetic."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from gateway_bench.arms import DIRECT, GATEWAY, PROXY
 from gateway_bench.load import Times
 from gateway_bench.redis_counts import _names

@@ -1,10 +1,6 @@
 """What a client of many streams makes of the bytes that come."""
 
-import sys
 import time
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from gateway_bench.streams import StreamClient
 

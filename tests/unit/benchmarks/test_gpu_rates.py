@@ -1,12 +1,6 @@
 """The GPU benchmark's arithmetic, and its run on a fake GPU. No rates asserted."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from gpu_rates.measuring import MIB, Compared, Figure, Passage, figure, fit_table, fits, gb_s, report, table
 
 

@@ -1,13 +1,8 @@
 """Figures of answers and intervals of ratios: numbers by hand."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from load.client import Answer, Question, _take_line
 from load.figures import Objectives, Window, figures, percentile, requests_per_s, tokens_per_s
 from load.intervals import median_interval, ratio_interval

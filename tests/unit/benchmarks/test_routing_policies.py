@@ -1,12 +1,8 @@
 """The bench of routing policies without engines: what is asked, what vLLM's counters say, the bars."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from load.contents import TextMaker
 from routing_policies.arms import AFFINITY, ARMS
 from routing_policies.conversations import FIRST, LATER, Shape, make_conversations

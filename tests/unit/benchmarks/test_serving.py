@@ -1,11 +1,8 @@
 """Load points, replays, stages, plots and grids: no server, no vLLM."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from load.contents import TextMaker
 from serving.replay import Arrival, messages

@@ -1,14 +1,10 @@
 """The model of a deployment against what can be computed by hand, and its reading of traces."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-
 from simulation.calibration import ROOT, CalibrationError, fit_line, read_traces
 from simulation.parameters import Deployment, StageTimes, stage_times
 from simulation.studies import chat, monolith, triptych

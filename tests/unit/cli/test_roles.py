@@ -7,7 +7,7 @@ from triptych_cli.roles import TOPOLOGIES, RoleCounts, is_named
 
 
 def counts(encoders: int | None = None, prefill_decodes: int | None = None, **others: object) -> RoleCounts:
-    return SystemOptions("m", encoders, prefill_decodes, None, 8000, None, "", "", **others).counts()  # type: ignore[arg-type]
+    return SystemOptions("m", encoders, prefill_decodes, None, 8000, None, "", "", **others).counts()
 
 
 @pytest.mark.parametrize(

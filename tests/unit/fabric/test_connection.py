@@ -79,7 +79,7 @@ def test_all_that_is_posted_is_sent_before_the_end() -> None:
     connection = FabricConnection("test", FabricChannel(near), side, 5.0)
     frames = [short_frame(FrameKind.STORED, number) for number in range(1, NUM_ANSWERS + 1)]
     for frame in frames:
-        connection.post(lambda frame=frame: side.frames.append((frame, NOTHING)))  # type: ignore[misc]
+        connection.post(lambda frame=frame: side.frames.append((frame, NOTHING)))
     assert ended(side, connection, far) == b"".join(frames)
 
 

@@ -1,5 +1,7 @@
 """The choice of the transports by which an agent sends and takes entries."""
 
+import os
+
 import pytest
 from pydantic import ValidationError
 
@@ -32,7 +34,7 @@ def test_ucx_listens_on_loopback_alone_beside_an_agent_that_does(
     monkeypatch: pytest.MonkeyPatch, host: str, devices: str | None
 ) -> None:
     monkeypatch.setattr(usable, "load_nixl", lambda: None)
-    monkeypatch.setattr(usable.os, "environ", environment := {})
+    monkeypatch.setattr(os, "environ", environment := {})
     usable_transports((NIXL, TCP), host)
     assert environment.get("UCX_NET_DEVICES") == devices
 

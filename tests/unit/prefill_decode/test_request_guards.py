@@ -60,7 +60,7 @@ def test_an_error_text_is_cut_before_any_expression_sees_it(monkeypatch: pytest.
 def test_no_module_of_vllm_has_the_sanitiser_without_the_cut() -> None:
     guard_requests()  # once more changes nothing
     found = {
-        name: module.sanitize_message  # type: ignore[attr-defined]
+        name: module.sanitize_message
         for name, module in sys.modules.items()
         if name.startswith("vllm.") and hasattr(module, "sanitize_message")
     }
@@ -97,7 +97,7 @@ def test_what_the_runners_tables_do_not_hold_is_refused_before_the_engine(
     params = SamplingParams(max_tokens=8, **asked)
     params.update_from_generation_config({"eos_token_id": [*range(1000, 1000 + ends)]})
     with pytest.raises(VLLMValidationError) as caught:
-        params.update_from_tokenizer(Characters())  # type: ignore[arg-type]
+        params.update_from_tokenizer(Characters())
     assert caught.value.parameter == field
 
 
@@ -110,7 +110,7 @@ def test_what_the_runners_tables_hold_passes() -> None:
         logit_bias=dict.fromkeys(range(kinds.MAX_LOGIT_BIAS_TOKENS), 1.0),
         bad_words=[chr(0x4E00 + index) for index in range(kinds.MAX_BAD_WORDS)],
     )
-    params.update_from_tokenizer(Characters())  # type: ignore[arg-type]
+    params.update_from_tokenizer(Characters())
 
 
 def test_the_gateways_bounds_are_the_tables_of_vllm() -> None:

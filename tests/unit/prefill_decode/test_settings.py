@@ -11,7 +11,7 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 
 def advertised_url(tmp_path: Path, **hosts: str) -> str:
-    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **hosts)  # type: ignore[arg-type]
+    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **hosts)
     return base_url(settings.advertised_host or settings.host, 8100)
 
 
@@ -41,9 +41,9 @@ def test_a_host_that_no_gateway_could_call_is_refused(tmp_path: Path, host: str)
 def test_options_of_requests_are_no_matter_of_a_vision_tower_here(tmp_path: Path, name: str) -> None:
     """Only encoders check what a processor made of them before their tower is given it."""
     options = {name: {"max_pixels": {"min": 4, "max": 4096}}}
-    PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
+    PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)
     with pytest.raises(ValidationError, match="TRIPTYCH_" + name.upper()):
-        PrefillDecodeSettings(model="m", run_dir=tmp_path, local_encode="fallback", **options)  # type: ignore[arg-type]
+        PrefillDecodeSettings(model="m", run_dir=tmp_path, local_encode="fallback", **options)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_options_of_requests_are_no_matter_of_a_vision_tower_here(tmp_path: Path
     ],
 )
 def test_the_role_and_the_tower(options: dict[str, str], role: str, has_tower: bool, tmp_path: Path) -> None:
-    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
+    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)
     assert settings.announced_role == role
     assert settings.has_tower is has_tower
 
@@ -67,4 +67,4 @@ def test_the_role_and_the_tower(options: dict[str, str], role: str, has_tower: b
 @pytest.mark.parametrize("options", [{"role": "encode"}, {"role": "decode", "local_encode": "fallback"}])
 def test_roles_that_are_none_are_refused(options: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
-        PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
+        PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)

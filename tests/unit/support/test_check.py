@@ -15,8 +15,13 @@ def test_a_changed_module_has_its_package_and_its_tests_checked() -> None:
     found = dict(check.steps_for(["libs/cli/src/triptych_cli/commands/bench.py", "docs/development.md"]))
     assert found.keys() == {"lint", "format", "types", "imports", "tests"}
     assert found["lint"][-1] == found["format"][-1] == "libs/cli/src/triptych_cli/commands/bench.py"
-    assert found["types"][-1] == "libs/cli/src/triptych_cli"
+    assert found["types"][-3:] == ["libs/cli/src/triptych_cli", *check.TYPED]
     assert found["tests"][-1] == "tests/unit/cli/commands/test_bench.py"
+
+
+def test_a_changed_helper_of_tests_has_all_tests_type_checked() -> None:
+    found = dict(check.steps_for(["tests/support/waiting.py"]))
+    assert found["types"][-2:] == list(check.TYPED) == ["benchmarks", "tests"]
 
 
 def test_the_nearest_folder_stands_for_a_module_without_a_test_of_its_name() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.common.bus.test_bounded_streams import message
+from tests.integration.common.samples import message
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.bus.consumer_group import SPARE_MAX_WAIT_MS, ConsumerGroup
 from triptych_common.protocol import codec

@@ -81,7 +81,7 @@ def test_what_is_too_large_is_refused_before_it_is_sent(blobs: BlobStore) -> Non
         nbytes = MAX_BLOB_BYTES + 1
 
     with pytest.raises(ItemTooLargeError):
-        blobs.put("place", Large())  # type: ignore[arg-type]
+        blobs.put("place", Large())
 
 
 def test_without_redis_everything_ends_soon() -> None:

@@ -12,11 +12,11 @@ from tests.integration.common.redis_client.test_rights import (
     add_user,
     use_everything,
 )
-from tests.integration.common.redis_client.test_tls import Authority
 from tests.integration.common.samples import ids, message, take
 from tests.support.debian_packages import unpacked
 from tests.support.faults.redis_cluster import Cluster, Tls, running_cluster
 from tests.support.faults.redis_pair import raw
+from tests.support.gateway.certificates import Authority
 from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError

@@ -131,7 +131,7 @@ async def use_streams(bus: AsyncBus) -> None:
             await renew(holding)
             renewed.set()
 
-        second._group.renew = note  # type: ignore[method-assign]
+        second._group.renew = note  # type: ignore[assignment, method-assign]
         await renewed.wait()
 
 

@@ -249,7 +249,7 @@ async def test_a_changed_file_counts_without_a_restart(
         for broken in ("keys = [", entry("carol", "three") + "oops = 1\n"):
             num_warnings = messages(caplog).count(NOT_USABLE)
             write_keys(path, broken)
-            await until(lambda before=num_warnings: messages(caplog).count(NOT_USABLE) > before)  # type: ignore[misc]
+            await until(lambda before=num_warnings: messages(caplog).count(NOT_USABLE) > before)
             assert await status(system, "two") == 200
             assert await status(system, "three") == 401
         num_warnings = messages(caplog).count(NOT_USABLE)

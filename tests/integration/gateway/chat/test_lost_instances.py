@@ -169,7 +169,7 @@ async def test_a_request_cut_off_by_draining_instances_may_come_again(
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             await start(many_tries, stack, instance)
             answer = group.create_task(many_tries.post(body))
-            await until(lambda each=instance: each.bodies)  # type: ignore[misc]
+            await until(lambda each=instance: each.bodies)
             assert instance.registration is not None
             await instance.registration.announce_draining()
             await many_tries.refresh()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError
 
-from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
+from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server, show_connections
 from triptych_gateway.proxy.upstream import UnreachableError, open_answer
 from triptych_gateway.upstream_client import new_client
 
@@ -37,7 +37,7 @@ def test_one_that_dies_while_it_is_connected_to_is_unreachable(
         await wait_reset(transport, protocol)
 
     with resetting_server(answers=False) as server, asyncio.Runner(loop_factory=loop) as runner:
-        runner.get_loop().on_connection = reset
+        show_connections(runner, reset)
         runner.run(ask())
 
 
@@ -64,5 +64,5 @@ def test_an_idle_connection_that_was_reset_is_no_fault_of_other_requests(
         resetting_server(answers=True) as other,
         asyncio.Runner(loop_factory=loop) as runner,
     ):
-        runner.get_loop().on_connection = keep
+        show_connections(runner, keep)
         runner.run(ask())

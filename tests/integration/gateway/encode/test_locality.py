@@ -141,7 +141,7 @@ async def test_order_near_names_the_store(redis_url: str, tmp_path: Path) -> Non
         asked = asyncio.ensure_future(system.ask(images(1)))
         await until(lambda: system.encoder.sealed)
         (mm_hash,) = system.encoder.sealed
-        item = system.gateway.orders.table.get(mm_hash)  # type: ignore[arg-type]
+        item = system.gateway.orders.table.get(mm_hash)
         assert item is not None
         await until(lambda: not item.in_flight)
         system.gateway.orders.order_near(item.mm_hash, FAR)

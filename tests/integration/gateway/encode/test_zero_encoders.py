@@ -124,6 +124,7 @@ async def has_old_job(system: System, age_s: float) -> bool:
     """True once the only job is as old as that."""
     entries = await system.bus.client.xrange(system.bus.names.encode_jobs(DIGEST))
     seconds, micros = await system.bus.client.time()
+    assert entries
     added_ms = int(entries[0][0].split(b"-")[0])
     return seconds + micros / 1e6 - added_ms / 1000 >= age_s
 
@@ -140,7 +141,7 @@ async def test_no_request_is_lost_when_the_last_encoder_goes_as_it_arrives(syste
             asked = [loop.create_task(post(system, 2 * number, stream=number % 2 == 0))]
             if number % 4 == 1:
                 num_jobs = len(system.encoder.jobs)
-                await until(lambda seen=num_jobs: len(system.encoder.jobs) > seen)  # type: ignore[misc]
+                await until(lambda seen=num_jobs: len(system.encoder.jobs) > seen)
             elif number % 4 == 2:
                 await until(lambda: any(item.in_flight for item in system.gateway.orders.table))
         asked.append(loop.create_task(post(system, 2 * number + 1, stream=number % 2 == 1)))

@@ -23,7 +23,7 @@ from tests.support.gateway.media_server import (
     resetting,
     sending,
 )
-from tests.support.gateway.serving import until
+from tests.support.waiting import until
 
 FAILED, TIMEOUT, TOO_LARGE = (
     (400, "media_fetch_failed"),

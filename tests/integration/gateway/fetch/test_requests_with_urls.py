@@ -24,10 +24,10 @@ from tests.support.gateway.media_server import (
     resetting,
 )
 from tests.support.gateway.samples import MODEL, data_url, image_bytes
-from tests.support.gateway.serving import until
 from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
 from tests.support.hostile.chunks import jpeg_that_is_fli
+from tests.support.waiting import until
 
 NUM_AT_ONCE = 500
 AT_ONCE = {  # test, gateway and fakes share one event loop

@@ -16,7 +16,7 @@ from tests.support.gateway.media_server import (
     in_turn,
     redirecting,
 )
-from tests.support.gateway.serving import until
+from tests.support.waiting import until
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.fetch.fetcher import MediaFetcher
 

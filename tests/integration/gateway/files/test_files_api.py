@@ -188,7 +188,7 @@ async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest
     def refuse(path: object, *rest: int) -> int:
         if str(path).endswith(".json"):
             raise OSError(24, "Too many open files")
-        return read(path, *rest)  # type: ignore[arg-type]
+        return read(path, *rest)
 
     body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
     with monkeypatch.context() as patched:

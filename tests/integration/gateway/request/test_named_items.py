@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import send_encode_needed
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.samples import DIGEST, MODEL, data_url, image_bytes, image_part, refusal_of
+from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part, refusal_of
 from tests.support.gateway.system import System, another_gateway, opened_system
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 from triptych_common.coordination import ItemNames
 from triptych_common.coordination.item_names import NAMES_TTL_S
 from triptych_common.domain.errors import BusUnavailableError
@@ -129,19 +129,6 @@ async def test_other_media_under_a_name_are_what_it_names_from_then_on(system: S
     assert third not in (*first, *second)
 
 
-async def flights_end(system: System) -> None:
-    """Wait until no encoder works on a job any more: who needs an item meanwhile would join it."""
-    client: Any = system.bus.client
-
-    async def have_ended() -> bool:
-        keys = [system.bus.names.inflight(DIGEST, each.mm_hash) for each in system.encoder.jobs]
-        return not {b"claimed", b"queued", b"running"}.intersection(
-            [await client.hget(key, "state") for key in keys]
-        )
-
-    await until_async(have_ended)
-
-
 def lose_tensors(system: System) -> None:
     """The store has no item from now on: prefill_decode asks for the first of each request."""
 
@@ -155,7 +142,7 @@ def lose_tensors(system: System) -> None:
 
 async def test_an_evicted_item_is_unknown_until_it_is_sent_again(system: System) -> None:
     sent = await items_of(system, whole("a"))
-    await flights_end(system)
+    await system.wait_flights_ended()
     lose_tensors(system)
     for stream in (False, True):
         assert refusal_of(await ask(system, named("a"), stream=stream)) == UNKNOWN
@@ -165,7 +152,7 @@ async def test_an_evicted_item_is_unknown_until_it_is_sent_again(system: System)
 
 async def test_an_evicted_item_is_encoded_anew_from_the_bytes_of_another_request(system: System) -> None:
     await items_of(system, whole("a"))
-    await flights_end(system)
+    await system.wait_flights_ended()
     system.prefill_decode.behaviour = "hang"
     holder = asyncio.get_running_loop().create_task(ask(system, whole("a")))
     await until(lambda: len(system.prefill_decode.bodies) == 2)
@@ -179,7 +166,7 @@ async def test_an_evicted_item_is_encoded_anew_from_the_bytes_of_another_request
 
 async def test_without_sizes_an_item_is_unknown(system: System) -> None:
     await items_of(system, whole("a"))
-    await flights_end(system)
+    await system.wait_flights_ended()
     await system.bus.client.delete(system.bus.names.sizes)
     async with another_gateway(system, "gateway-1") as other:
         assert refusal_of(await ask(other, named("a"))) == UNKNOWN

@@ -3,7 +3,6 @@
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.support.gateway.samples import MODEL, data_url, image_bytes, image_part
@@ -70,14 +69,3 @@ async def test_limits(system: System) -> None:
 
     chunked = await system.http.post("/v1/chat/completions", content=chunks())
     assert (chunked.status_code, error_of(chunked)["code"]) == (413, "body_too_large")
-
-
-async def test_the_openai_client_understands(system: System) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await system.ask([{"type": "image_url", "image_url": {"url": data_url(b"no")}}], stream=True)
-    assert caught.value.code == "invalid_image"
-    assert caught.value.param == "messages[0].content[0].image_url.url"
-    with pytest.raises(openai.NotFoundError):
-        await system.openai.chat.completions.create(
-            model="other", messages=[{"role": "user", "content": "x"}]
-        )

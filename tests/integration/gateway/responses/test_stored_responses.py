@@ -10,7 +10,7 @@ import pytest
 from tests.integration.gateway.responses.test_responses import IMAGE, OTHER, TEXT, user
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, send_encode_needed
 from tests.support.gateway.local_encode import QUICK, tower, without_encoders
-from tests.support.gateway.samples import DIGEST, MODEL, entry, image_bytes, write_keys
+from tests.support.gateway.samples import MODEL, entry, image_bytes, write_keys
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import StoredResponses
@@ -95,22 +95,9 @@ async def test_images_in_system_messages_are_left_behind(storing: System) -> Non
     assert item["mm_hash"] == storing.prefill_decode.bodies[0]["ec_transfer_params"]["items"][1]["mm_hash"]
 
 
-async def flights_end(storing: System) -> None:
-    """Wait until no encoder works on a job any more: who needs an item meanwhile would join it."""
-    client: Any = storing.bus.client
-
-    async def have_ended() -> bool:
-        keys = [storing.bus.names.inflight(DIGEST, each.mm_hash) for each in storing.encoder.jobs]
-        return not {b"claimed", b"queued", b"running"}.intersection(
-            [await client.hget(key, "state") for key in keys]
-        )
-
-    await until_async(have_ended)
-
-
 async def test_an_image_that_the_store_has_lost_is_encoded_again(storing: System) -> None:
     first = await ask(storing, (IMAGE, TEXT))
-    await flights_end(storing)
+    await storing.wait_flights_ended()
     num_jobs = len(storing.encoder.jobs)
 
     async def lost(params: ECTransferParams) -> None:
@@ -130,7 +117,7 @@ async def test_bytes_that_are_gone_are_told_by_name(storing: System, is_file: bo
         file = await storing.openai.files.create(file=("a.png", image_bytes(7)), purpose="vision")
         part = {"type": "input_image", "file_id": file.id}
     first = await ask(storing, (part, TEXT))
-    await flights_end(storing)
+    await storing.wait_flights_ended()
     assert (await ask(storing, "a", previous_response_id=first.id)).output_text == "1x8x8 word0 word1"
     if is_file:
         await storing.openai.files.delete(file.id)

@@ -23,14 +23,14 @@ class Staged:
     stack: AsyncExitStack
 
     async def another_prefill(self, **fields: object) -> FakePrefill:
-        other = FakePrefill("p-1", **fields)  # type: ignore[arg-type]
+        other = FakePrefill("p-1", **fields)
         self.decode.prefills.append(other)
         await self.stack.enter_async_context(other.running(self.system.bus))
         await self.system.refresh()
         return other
 
     async def another_decode(self, **fields: object) -> FakeDecode:
-        other = FakeDecode("d-1", prefills=self.decode.prefills, **fields)  # type: ignore[arg-type]
+        other = FakeDecode("d-1", prefills=self.decode.prefills, **fields)
         await self.stack.enter_async_context(other.running(self.system.bus))
         await self.system.refresh()
         return other

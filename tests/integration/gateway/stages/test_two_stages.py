@@ -159,7 +159,7 @@ async def test_halves_that_do_not_fit_serve_nothing(staged: Staged) -> None:
 # ---- the next turn goes where the last one was decoded, while it is held -------------------------
 async def say(staged: Staged, messages: list[dict[str, Any]], text: str | None = None) -> None:
     """One turn; the answer, and `text` if there is some, are in `messages` afterwards."""
-    answer = await staged.system.openai.chat.completions.create(model=MODEL, messages=messages)  # type: ignore[arg-type]
+    answer = await staged.system.openai.chat.completions.create(model=MODEL, messages=messages)
     messages.append({"role": "assistant", "content": answer.choices[0].message.content})
     if text is not None:
         messages.append({"role": "user", "content": text})

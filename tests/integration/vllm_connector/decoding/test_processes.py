@@ -284,7 +284,9 @@ def test_common_codecs_are_decoded_as_before(container: str, codec: str) -> None
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=8)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, av.Codec(codec, "w").video_formats[0].name
+        formats = av.Codec(codec, "w").video_formats
+        assert formats
+        stream.width, stream.height, stream.pix_fmt = 64, 48, formats[0].name
         for number in range(6):
             frame = av.VideoFrame.from_ndarray(np.roll(pixels, number, 0), "rgb24")
             output.mux(stream.encode(frame))

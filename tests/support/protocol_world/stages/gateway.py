@@ -5,18 +5,24 @@ What it knows of instances is the registry as it was last read: the world decide
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
 from aiohttp import ClientConnectionError
 
-from tests.support.protocol_world.gateway import FIRST_TOKEN_S, METRICS, ClientRequest, GatewayActor, _taken
+from tests.support.protocol_world.gateway import (
+    FIRST_TOKEN_S,
+    METRICS,
+    ClientRequest,
+    ListRecords,
+    RegistryGateway,
+    _taken,
+)
 from tests.support.protocol_world.network import DIGEST, Network
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.ids import RequestId
-from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.runtime import DRAINING_HEADER
 from triptych_common.telemetry import span
 from triptych_gateway.access.auth import ANONYMOUS
@@ -181,8 +187,6 @@ SUSPECT_S = 2.0
 GRACE_S = 5.0
 CHUNK_S = 60.0
 
-ListRecords = Callable[[], Sequence[InstanceRecord]]
-
 
 class NothingLearned:
     """`EncodeDecisions` of a gateway that decides nothing."""
@@ -198,8 +202,8 @@ class OneStore:
         """Every item is there."""
 
 
-class StageGateway(GatewayActor):
-    """One gateway. `list_records`: the registry's, now."""
+class StageGateway(RegistryGateway):
+    """One gateway of instances that prefill or decode."""
 
     def __init__(
         self,
@@ -210,9 +214,8 @@ class StageGateway(GatewayActor):
         list_records: ListRecords,
         find_request: Callable[[str], ClientRequest],
     ) -> None:
-        self._list_records = list_records
         self._find_request = find_request
-        super().__init__(name, network, is_reachable, max_attempts)
+        super().__init__(name, network, is_reachable, max_attempts, list_records)
 
     def start(self) -> None:
         super().start()
@@ -237,16 +240,9 @@ class StageGateway(GatewayActor):
         self.forwarder = Forwarder(self.instances, stages, cast("Any", OneStore()), METRICS, CHUNK_S)
         self.read_registry()
 
-    async def list_instances(self) -> Sequence[InstanceRecord]:
-        """As `Registry`."""
-        return self._list_records()
-
     def read_registry(self) -> None:
-        def read() -> None:
-            self.loop.create_task(self.view.refresh())
-
         self._read_at = CLOCK.now
-        self.loop.run(read)
+        super().read_registry()
         self.router.observe(self.view.records, CLOCK.now)
 
     @property

@@ -3,16 +3,16 @@
 What it knows of instances is the registry as it was last read: the world decides when it is read again.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-from tests.support.protocol_world.gateway import METRICS, GatewayActor
-from tests.support.protocol_world.network import AsyncBusModel, Network
+from tests.support.protocol_world.gateway import METRICS, RegistryGateway
+from tests.support.protocol_world.network import AsyncBusModel
 from triptych_common.coordination import NotedPlace
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.messages import InstanceRecord, Message
+from triptych_common.protocol.messages import Message
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.encode.item_wait import ItemWait
 from triptych_gateway.locality.encode_stores import EncodeStores
@@ -25,8 +25,6 @@ from triptych_gateway.transfers.transfer_orders import TransferOrders
 
 MAX_TRANSFERS = 3  # `max_transfer_attempts`
 GRACE_S = 2.0  # `transfer_grace_s`
-
-ListRecords = Callable[[], Sequence[InstanceRecord]]
 
 
 class DirectoryModel:
@@ -56,19 +54,8 @@ class DirectoryModel:
                 self._places[each.mm_hash] = tuple(left)
 
 
-class TransferGateway(GatewayActor):
-    """One gateway. `list_records`: the registry's, now."""
-
-    def __init__(
-        self,
-        name: str,
-        network: Network,
-        is_reachable: Any,
-        max_attempts: int,
-        list_records: ListRecords,
-    ) -> None:
-        self._list_records = list_records
-        super().__init__(name, network, is_reachable, max_attempts)
+class TransferGateway(RegistryGateway):
+    """One gateway of several stores."""
 
     def _find_stores(self) -> tuple[EncodeStores, ItemPlaces]:
         self.view = RegistryView(cast("Any", self), 1.0)
@@ -102,17 +89,6 @@ class TransferGateway(GatewayActor):
         """Is something ordered, or due?"""
         table = self.transfers.table
         return bool(table.num_ordered) or table.next_due() != float("inf")
-
-    # ---- the registry ----------------------------------------------------------------------------
-    async def list_instances(self) -> Sequence[InstanceRecord]:
-        """As `Registry`."""
-        return self._list_records()
-
-    def read_registry(self) -> None:
-        def read() -> None:
-            self.loop.create_task(self.view.refresh())
-
-        self.loop.run(read)
 
     @property
     def is_outdated(self) -> bool:

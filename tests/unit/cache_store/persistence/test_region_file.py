@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cache_store.persistence import region_file
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_common.region.layout import RegionLayout, RegionLayoutError
 
@@ -89,7 +88,7 @@ def test_prefault_reports_a_tmpfs_that_is_full(tmp_path: Path, monkeypatch: pyte
     def refuse(fd: int, offset: int, num_bytes: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(region_file.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
     region.start_prefault(failures.append)
     assert not region.wait_prefaulted(5.0)
     assert failures == ["the tmpfs has no memory for the region: No space left on device"]

@@ -61,7 +61,7 @@ def test_a_living_demo_keeps_its_folders(base: Path) -> None:
 def test_folders_of_other_users_are_left_alone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [killed_demo(base), old_logs()]
     uid = os.getuid() + 1
-    monkeypatch.setattr(demo.os, "getuid", lambda: uid)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
     monkeypatch.setattr(demo, "is_supervised", lambda _: pytest.fail("looked into"))
     sweep()
     assert all(folder.exists() for folder in left)

@@ -1,5 +1,7 @@
 """What `doctor` reports about GPUs and disks, from what it finds."""
 
+import importlib.metadata
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ import pytest
 
 from triptych_cli.commands import doctor
 from triptych_cli.commands.doctor import Level
+from triptych_cli.settings import CHECKOUT
 from triptych_vllm_connector.versions import SUPPORTED_VLLM
 
 
@@ -18,14 +21,14 @@ def found(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(doctor, "visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr(doctor, "_has_distribution", lambda name: name == "vllm")
     monkeypatch.setattr(doctor, "has_bindings", lambda: True)
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: f"13.1 of {name}")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"13.1 of {name}")
     smi(monkeypatch, "0, 580.65.06, Default\n1, 580.65.06, Default\n")
     return monkeypatch
 
 
 def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """Let nvidia-smi answer this."""
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=answer))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=answer))
 
 
 def test_a_gpu_with_nvidias_bindings_is_good(found: pytest.MonkeyPatch) -> None:
@@ -77,8 +80,8 @@ def test_without_a_gpu_they_are_not_needed(found: pytest.MonkeyPatch) -> None:
 def test_the_disk_of_the_state_directory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs and traces are there, and not in the checkout; it need not be made yet."""
     monkeypatch.setenv("TRIPTYCH_STATE_DIR", str(tmp_path / "not" / "made"))
-    full = {doctor.CHECKOUT: doctor.GIB * 9, tmp_path: 0}
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=full[path]))
+    full = {CHECKOUT: doctor.GIB * 9, tmp_path: 0}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=full[path]))
     finding = doctor.check_disk()
     assert finding.level is Level.BAD
     assert f"0.0 GiB in {tmp_path};" in finding.text
@@ -101,8 +104,8 @@ def test_the_installed_vllm_and_the_supported_ones_are_named(
         return run(command, **options)
 
     monkeypatch.setattr(doctor, "_has_distribution", lambda name: name == "vllm")
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: installed)
-    monkeypatch.setattr(doctor.subprocess, "run", run_all_but_vllm)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+    monkeypatch.setattr(subprocess, "run", run_all_but_vllm)
     finding = doctor.check_vllm()
     assert finding.level is level
     assert f"vllm {installed} (supported: {', '.join(SUPPORTED_VLLM)})" in finding.text

@@ -1,5 +1,7 @@
 """Whose record in the registry makes a service ready."""
 
+import time
+
 import pytest
 
 from triptych_cli.supervisor import readiness
@@ -66,7 +68,7 @@ async def test_a_record_that_outlives_its_time_to_live_is_of_a_living_process(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(readiness.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     answers(None)
     registered = await answers.probe()
     answers("quick")  # it had registered before the first answer

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from triptych_cli.options import HostOptions, SystemOptions
-from triptych_cli.system import joining
 from triptych_cli.system.joining import JoinError, check_ports, host_name, join_target, plan_host
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import HostPlan
@@ -115,7 +114,7 @@ def test_names_that_instances_could_not_hold(wanted: str) -> None:
 
 
 def test_the_machines_name_is_made_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining.socket, "gethostname", lambda: "Müller's box")
+    monkeypatch.setattr(socket, "gethostname", lambda: "Müller's box")
     assert host_name(None) == "M-ller-s-box"
 
 

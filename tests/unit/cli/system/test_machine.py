@@ -41,7 +41,7 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise answer["error"]
         return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], "")
 
-    monkeypatch.setattr(machine.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return answer
 
 

@@ -38,9 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         return response
 
     made = httpx.Client
-    monkeypatch.setattr(
-        preflight.httpx, "Client", lambda **each: made(transport=httpx.MockTransport(answer), **each)
-    )
+    monkeypatch.setattr(httpx, "Client", lambda **each: made(transport=httpx.MockTransport(answer), **each))
     return state
 
 

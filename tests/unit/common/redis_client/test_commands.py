@@ -19,7 +19,7 @@ class _FailedOver(RedisCluster):
     def get_node(self, *_: Any, **__: Any) -> Any:
         return None
 
-    async def scan(self, cursor: int = 0, **_: Any) -> Any:
+    async def scan(self, cursor: int = 0, *_: Any, **__: Any) -> Any:
         return ({"127.0.0.1:2": 0}, [b"b"]) if cursor else ({"127.0.0.1:1": 7}, [b"a"])
 
 

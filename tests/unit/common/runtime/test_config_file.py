@@ -1,6 +1,5 @@
 """One file for all services; who overrides whom, and what is refused."""
 
-import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,14 +15,6 @@ class GatewaySettings(MediaSettings):
     port: int = 8000
     allowed_hosts: tuple[str, ...] = ()
     api_keys: tuple[SecretStr, ...] = ()
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith(("TRIPTYCH_", "OTEL_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("TRIPTYCH_RUN_DIR", str(tmp_path / "run"))
 
 
 @pytest.fixture

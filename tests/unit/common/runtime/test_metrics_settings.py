@@ -1,6 +1,5 @@
 """Settings of a listener for scrapes: part of a service's own section in a file of settings, of no other."""
 
-import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,14 +10,6 @@ from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 class ScrapedSettings(ServiceSettings, MetricsSettings):
     config_section: ClassVar[str] = "encoder"
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith("TRIPTYCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("TRIPTYCH_RUN_DIR", str(tmp_path / "run"))
 
 
 def written(tmp_path: Path, text: str) -> str:

@@ -11,14 +11,6 @@ class EncoderSettings(ServiceSettings):
     fail_fast: bool = False
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(os.environ):
-        if name.startswith(("TRIPTYCH_", "OTEL_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("TRIPTYCH_RUN_DIR", str(tmp_path / "run"))
-
-
 def test_defaults_follow_the_run_dir(tmp_path: Path) -> None:
     settings = EncoderSettings.load([])
     assert settings.run_dir == tmp_path / "run"

@@ -20,7 +20,6 @@ from tests.support.tracing import setup_tracing
 from triptych_common import telemetry
 from triptych_common.runtime import ServiceSettings
 from triptych_common.runtime import settings as settings_module
-from triptych_common.telemetry import trace_files
 from triptych_common.telemetry.trace_files import MAX_ENDED_FILES, TraceFile
 from triptych_common.telemetry.trace_reader import read_lost, read_trace
 
@@ -70,7 +69,7 @@ def test_a_file_that_cannot_be_opened_again_keeps_its_number(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(trace_files.os, "open", fail)
+        patched.setattr(os, "open", fail)
         with pytest.raises(OSError, match="Too many"):
             file.append(b"{}\n")
     ours, theirs = socket.socketpair()
@@ -149,7 +148,7 @@ def test_files_of_living_processes_stay(tmp_path: Path) -> None:
 
 
 def test_two_containers_with_one_pid_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_files.os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
     files = [TraceFile(tmp_path, "encoder", MAX_BYTES) for _ in range(3)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "encoder-1-2.jsonl",
@@ -235,7 +234,7 @@ def test_a_file_from_before_a_restart_is_as_old_as_its_first_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container every process has the same pid."""
-    monkeypatch.setattr(trace_files.os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
     now = 1e9
     path = aged(tmp_path / "gateway-1.jsonl", 13, now)
     file = TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=24 * HOUR, now=lambda: now)

@@ -132,7 +132,7 @@ async def test_a_cancelled_job_is_handed_back(bench: Bench) -> None:
     delivery = delivery_of()
     bench.publish(delivery)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(bench.runner.run(delivery))  # type: ignore[arg-type]
+        task = group.create_task(bench.runner.run(delivery))
         await encodes.wait()
         task.cancel()
     assert (delivery.num_acks, delivery.num_hand_backs) == (0, 1)

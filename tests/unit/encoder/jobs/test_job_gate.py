@@ -42,14 +42,20 @@ async def waiting_at_the_gate(bench: Bench) -> None:
         await until(bench.reporter.has_metadata.is_set)
 
 
+async def held_at_the_gate(bench: Bench, delivery: Any) -> tuple[Occupied, "asyncio.Future[None]"]:
+    """A job that has come as far as the gate, whose engine is busy."""
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery))
+    await waiting_at_the_gate(bench)
+    return occupied, task
+
+
 async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     bench.reporter.takes_metadata.clear()
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
     await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest=DIGEST)
     occupied.let_go()
     await until(lambda: not bench.gate._turns)
@@ -88,9 +94,7 @@ async def test_an_item_that_redis_lost_is_encoded_for_those_that_have_its_metada
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
     bench.single_flight.flights.clear()
     bench.jobs.lose()
     occupied.let_go()
@@ -104,9 +108,7 @@ async def test_an_engine_does_not_wait_for_a_redis_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
     monkeypatch.setattr(job_leases, "ASK_LIMIT_S", 0.01)
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
 
     async def away(*args: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
@@ -128,9 +130,7 @@ async def test_a_job_whose_turn_comes_too_late_has_expired(bench: Bench) -> None
 
 
 async def test_an_item_that_another_encoder_sealed_meanwhile_is_not_encoded(bench: Bench) -> None:
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
     bench.store_client.pin(bench.store_client.futures[0])
     occupied.let_go()
     await task
@@ -144,9 +144,7 @@ async def test_an_item_that_is_sealed_while_redis_is_asked_is_not_encoded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_leases, "REFRESH_AFTER_S", 0.0)
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
     start_job = bench.single_flight.start_job
 
     async def sealed_meanwhile(*args: Any, **options: Any) -> Any:
@@ -162,9 +160,7 @@ async def test_an_item_that_is_sealed_while_redis_is_asked_is_not_encoded(
 
 
 async def test_nothing_is_encoded_into_blocks_whose_writer_went_away(bench: Bench) -> None:
-    occupied = Occupied(bench)
-    task = asyncio.ensure_future(bench.run(delivery_of()))
-    await waiting_at_the_gate(bench)
+    occupied, task = await held_at_the_gate(bench, delivery_of())
     bench.store_client.futures[0].set_exception(StoreError("unknown_reservation", "the writer went away"))
     occupied.let_go()
     await task
@@ -175,11 +171,9 @@ async def test_nothing_is_encoded_into_blocks_whose_writer_went_away(bench: Benc
 
 
 async def test_a_job_that_is_cancelled_at_the_gate_gives_its_blocks_back(bench: Bench) -> None:
-    occupied = Occupied(bench)
     delivery = delivery_of()
-    task = asyncio.ensure_future(bench.run(delivery))
-    await waiting_at_the_gate(bench)
-    assert bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    occupied, task = await held_at_the_gate(bench, delivery)
+    assert bench.runner.has_blocks(delivery)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -192,10 +186,9 @@ async def test_a_job_that_is_cancelled_at_the_gate_gives_its_blocks_back(bench: 
 async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from triptych_encoder.jobs import encode_gate
 
     now = 10.0
-    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     gate = EncodeGate(GatePolicy(encode_batch=1), EncoderMetrics())
     item = GateItem(frozenset(), 0.0, 60.0)
     now = 13.0
@@ -205,10 +198,9 @@ async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
 
 
 async def test_items_of_one_batch_share_its_seconds_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triptych_encoder.jobs import encode_gate
 
     now = 10.0
-    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     gate = EncodeGate(GatePolicy(encode_batch=4), EncoderMetrics())
     async with contextlib.AsyncExitStack() as stack:
         items = [GateItem(frozenset({(f"r{n}", 0)}), 0.0, 100.0) for n in range(4)]

@@ -75,7 +75,7 @@ def bench(store: PiecesStore) -> Bench:
     runner: Any = bench.runner
     bench.store_client = store
     runner._store_client = store
-    runner._reservations = StoreReservations(store, runner._reservations._memories)  # type: ignore[arg-type]
+    runner._reservations = StoreReservations(store, runner._reservations._memories)
 
     async def preprocess(job: EncodeJob, media: bytes) -> PreparedItem:
         record = item_record(sum(ROWS)).model_copy(update={"pieces": ROWS})
@@ -201,7 +201,7 @@ async def test_a_job_that_is_cancelled_between_two_pieces_holds_nothing(
     bench.engine.on_encode = encode
     delivery = delivery_of()
     bench.publish(delivery)
-    running = asyncio.get_running_loop().create_task(bench.runner.run(delivery))  # type: ignore[arg-type]
+    running = asyncio.get_running_loop().create_task(bench.runner.run(delivery))
     await is_at_second.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -49,7 +49,7 @@ async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
     bench.jobs.deliver("1-1")
     assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
     delivery = delivery_of("job-0", "req-0")
-    await asyncio.wait_for(bench.runner.run(delivery), 60)  # type: ignore[arg-type]
+    await asyncio.wait_for(bench.runner.run(delivery), 60)
     assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)
     assert bench.leases.num_dropped == 1
 
@@ -103,13 +103,13 @@ async def test_a_second_delivery_of_a_job_does_not_undo_that_the_first_has_block
 
     async def on_encode(order: WriteOrder) -> None:
         await bench.run(second)
-        seen.extend(bench.runner.has_blocks(each) for each in (first, second))  # type: ignore[arg-type]
+        seen.extend(bench.runner.has_blocks(each) for each in (first, second))
         await write(order)
 
     bench.engine.on_encode = on_encode
     await bench.run(first)
     assert seen == [True, False]
-    assert not bench.runner.has_blocks(first)  # type: ignore[arg-type]
+    assert not bench.runner.has_blocks(first)
 
 
 async def test_a_failed_job_does_not_take_the_item_from_those_of_an_earlier_one(bench: Bench) -> None:

@@ -101,7 +101,7 @@ async def test_a_job_that_is_cancelled_while_the_store_is_full_is_handed_back(be
     delivery = delivery_of()
     task = asyncio.ensure_future(bench.run(delivery))
     await until(lambda: len(bench.store_client.may_use_reserve) >= 3)
-    assert not bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    assert not bench.runner.has_blocks(delivery)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -66,7 +66,7 @@ async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(
     """It is on this stream by mistake: a gateway that waits finds the item on none, and sends it again."""
     await bench.claim("req-0")
     strayed = delivery_of("job-0", "req-0", namespace_digest=ANOTHER)
-    await bench.runner.run(strayed)  # type: ignore[arg-type]
+    await bench.runner.run(strayed)
     await bench.runner.on_dead_letter(strayed.envelope, "delivered too often")
     assert (strayed.rejected, strayed.num_acks) == (["job of another namespace than the stream's"], 0)
     assert bench.reporter.sent == []

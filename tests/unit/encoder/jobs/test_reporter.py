@@ -61,7 +61,7 @@ def bus() -> FakeBus:
 
 @pytest.fixture
 def reporter(bus: FakeBus) -> Reporter:
-    return Reporter(bus, NAMES, "encoder-0")  # type: ignore[arg-type]
+    return Reporter(bus, NAMES, "encoder-0")
 
 
 def job_for(*requesters: tuple[str, str]) -> EncodeJob:

@@ -44,7 +44,7 @@ async def test_results_and_errors_are_the_works() -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     assert await threads.run(1, lambda: 7) == 7
     with pytest.raises(KeyError):
-        await threads.run(1, lambda: {}["x"])
+        await threads.run(1, lambda: dict[str, int]()["x"])
     assert threads.num_running == 0
 
 
@@ -169,7 +169,7 @@ async def test_without_threads_work_fails_and_the_next_is_tried(monkeypatch: pyt
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bounded_threads.threading.Thread, "start", start)
+        patched.setattr(threading.Thread, "start", start)
         with pytest.raises(PreprocessFailedError):
             await threads.run(1, lambda: 1)
     assert await threads.run(1, lambda: 2) == 2

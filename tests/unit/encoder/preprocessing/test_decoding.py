@@ -16,7 +16,6 @@ from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
 from triptych_common.domain.media_bounds import DecodingBounds
 from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
-from triptych_encoder.preprocessing import media_decoders
 from triptych_encoder.preprocessing.media_decoders import ImageDecoder
 from triptych_vllm_connector.decoding.processes import DecodeProcesses
 
@@ -138,7 +137,7 @@ def test_lack_of_memory_is_no_fault_of_the_image(
         raise error
 
     if place == "load":
-        monkeypatch.setattr(media_decoders.Image, "open", fail)
+        monkeypatch.setattr(Image, "open", fail)
     else:
         monkeypatch.setattr(ImageOps, "exif_transpose", fail)
     with pytest.raises(PreprocessFailedError) as caught:

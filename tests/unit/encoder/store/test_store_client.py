@@ -64,7 +64,7 @@ def session() -> FakeStoreSession:
 
 @pytest.fixture
 def store_client(session: FakeStoreSession) -> StoreClient:
-    return StoreClient("encoder-0", session, asyncio.Event())  # type: ignore[arg-type]
+    return StoreClient("encoder-0", session, asyncio.Event())
 
 
 async def reserve(

@@ -67,6 +67,6 @@ async def test_what_is_given_back_is_all_of_it(store_client: FakeStoreClient, is
     reservation, pin = await reserve(store_client)
     if is_sealed:
         store_client.pin(pin)
-    StoreReservations(store_client, memories).give_back(HASH, reservation, pin)  # type: ignore[arg-type]
+    StoreReservations(store_client, memories).give_back(HASH, reservation, pin)
     assert store_client.unwatched == ([] if is_sealed else [(HASH, 1)])
     assert (store_client.ended_pins, store_client.cancelled) == (([1], [1]) if is_sealed else ([], []))

@@ -55,7 +55,7 @@ class FakeRegistry:
 
 def make(registry: FakeRegistry, setting: Any = "auto", store: str | None = None) -> TransportSelector:
     own = announced_capabilities(setting, slab=SlabProbeResult(GPU, generation=7), has_region=True)
-    return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB, store)  # type: ignore[arg-type]
+    return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB, store)
 
 
 async def test_consumers_of_this_namespace_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ class FakeSession:
 
 async def test_a_full_slab_is_passed_over_and_a_full_region_reported() -> None:
     session = FakeSession()
-    store_client = StoreClient("encoder-0", session, asyncio.Event())  # type: ignore[arg-type]
+    store_client = StoreClient("encoder-0", session, asyncio.Event())
 
     async def reserve() -> Reserved | AlreadySealed:
         return await store_client.reserve_blocks(

@@ -111,10 +111,10 @@ def test_what_a_request_asks_for_takes_the_place_of_the_setting() -> None:
         policy = DecisionPolicy(mode)
         assert policy.rule(NEW, "auto") is None
         for asked, way in (("remote", REMOTE), ("local", LOCAL)):
-            decision = policy.rule(NEW, asked)  # type: ignore[arg-type]
+            decision = policy.rule(NEW, asked)
             assert decision is not None
             assert (decision.way, decision.reason) == (way, DecisionReason.REQUESTED)
-        nothing = policy.rule(replace(NEW, num_items=0, **KNOWN), "local")  # type: ignore[arg-type]
+        nothing = policy.rule(replace(NEW, num_items=0, **KNOWN), "local")
         assert nothing is not None
         assert nothing.reason is DecisionReason.TEXT_ONLY
 

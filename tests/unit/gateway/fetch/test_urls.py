@@ -101,10 +101,9 @@ def test_malformed(text: str) -> None:
 
 REFUSED = {
     "another scheme": [
-        "ftp://example.org/",
-        "gopher://example.org/",
-        "ws://example.org/",
-        "jar:http://e.org/!/a",
+        *("ftp://example.org/", "gopher://example.org/", "ws://example.org/", "wss://example.org/"),
+        *("dict://example.org/", "ldap://example.org/", "unix://example.org/", "http+unix://example.org/"),
+        *("jar:http://e.org/!/a", "view-source:http://example.org/"),
     ],
     "credentials": ["http://user@example.org/", "http://user:pw@example.org/", "http://@example.org/"],
     "who is the host": [
@@ -129,6 +128,12 @@ REFUSED = {
 @pytest.mark.parametrize("text", [each for group in REFUSED.values() for each in group])
 def test_refused(text: str) -> None:
     with pytest.raises((UrlRefusedError, MalformedUrlError)):
+        RULES.check(text)
+
+
+@pytest.mark.parametrize("text", REFUSED["credentials"])
+def test_credentials_are_named_as_the_reason(text: str) -> None:
+    with pytest.raises(UrlRefusedError, check=lambda error: "credentials" in error.reason):
         RULES.check(text)
 
 

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from triptych_gateway.endpoints.table import CHAT, COUNT_TOKENS, ENDPOINTS
-from triptych_gateway.proxy import routing
 from triptych_gateway.proxy.routing import chat_routing, session_of, text_routing
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.text_request import TextRequest
@@ -122,13 +122,13 @@ def test_what_is_far_behind_is_not_even_encoded(
     messages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    dumps = routing.orjson.dumps
+    dumps = orjson.dumps
 
     def counted(value: Any) -> bytes:
         sizes.append(len(found := dumps(value)))
         return found
 
-    monkeypatch.setattr(routing.orjson, "dumps", counted)
+    monkeypatch.setattr(orjson, "dumps", counted)
     found = blocks_of({"messages": messages})
     assert sum(sizes) <= 2.1 * MAX_PREFIX_BYTES, "two bytes for each of its characters"
     assert MAX_PREFIX_BYTES - 4096 <= sum(each.num_bytes for each in found.blocks) <= MAX_PREFIX_BYTES

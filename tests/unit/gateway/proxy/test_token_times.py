@@ -1,12 +1,12 @@
 """When tokens pass: first token, gaps, time per token, whole answer."""
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.proxy import streaming
 from triptych_gateway.proxy.sse import num_roles_in, num_tokens_in
 from triptych_gateway.proxy.streaming import TokenTimes
 
@@ -22,7 +22,7 @@ class Times:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, form: ChatForm = ChatForm.COMPLETIONS) -> None:
         self.now = 10.0
-        monkeypatch.setattr(streaming.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.metrics = GatewayMetrics()
         series = self.metrics.latencies.of(*LABELS.values())
         self.times = TokenTimes(series, 10.0, form)

@@ -62,7 +62,8 @@ def choice(records: list[InstanceRecord], demand: InstanceDemand = TEXT, **field
 def shown(route: Route | None) -> tuple[str, str | None, str] | None:
     if route is None:
         return None
-    return route.first.instance, route.decode and route.decode.instance, route.reason.value
+    decode = route.decode.instance if route.decode is not None else None
+    return route.first.instance, decode, route.reason.value
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def directory() -> FakeDirectory:
 
 @asynccontextmanager
 async def running(directory: FakeDirectory, timeout_s: float = 5.0) -> AsyncIterator[DirectoryNotes]:
-    notes = DirectoryNotes(directory, timeout_s)  # type: ignore[arg-type]
+    notes = DirectoryNotes(directory, timeout_s)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(notes.run())
         yield notes
@@ -104,7 +104,7 @@ async def test_what_is_to_be_removed_is_found_no_more(directory: FakeDirectory) 
     """Whether its removal waits, is on its way, or comes while Redis is asked."""
     place = noted(1).place
     directory.places = {noted(1).mm_hash: (place,)}
-    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes = DirectoryNotes(directory, 5.0)
     notes.remove([noted(1)])
     assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: ()}
     async with running(directory) as notes:
@@ -119,7 +119,7 @@ async def test_what_is_to_be_removed_is_found_no_more(directory: FakeDirectory) 
 
 async def test_of_one_place_the_last_word_counts(directory: FakeDirectory) -> None:
     """Both words are written at once: what is removed goes first."""
-    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes = DirectoryNotes(directory, 5.0)
     notes.add([noted(1), noted(2)])
     notes.remove([noted(1), noted(3)])
     notes.add([noted(3)])
@@ -135,7 +135,7 @@ async def test_of_one_place_the_last_word_counts(directory: FakeDirectory) -> No
 
 async def test_what_comes_back_while_redis_is_asked_is_there(directory: FakeDirectory) -> None:
     directory.places = {noted(1).mm_hash: (noted(1).place,)}
-    notes = DirectoryNotes(directory, 5.0)  # type: ignore[arg-type]
+    notes = DirectoryNotes(directory, 5.0)
     notes.remove([noted(1)])
     directory.during_find = lambda: notes.add([noted(1)])
     assert await notes.find([noted(1).mm_hash]) == {noted(1).mm_hash: (noted(1).place,)}

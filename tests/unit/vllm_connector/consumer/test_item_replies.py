@@ -58,7 +58,7 @@ def admission_of(key: tuple[str, int]) -> Admission:
 
 def short(sent: list[tuple[str, object]]) -> list[tuple[str, str, str]]:
     """(encoder, job, decision or outcome)"""
-    out = []
+    out: list[tuple[str, str, str]] = []
     for encoder, message in sent:
         assert isinstance(message, Preallocation | ItemAck)
         what = message.decision if isinstance(message, Preallocation) else message.outcome
@@ -180,7 +180,9 @@ class PieceReplies:
 
     def _sent(self) -> list[str]:
         sent = [message for _, message in self.sender.take()]
-        assert all((message.mm_hash, message.item_index) == (VIDEO, 1) for message in sent)
+        for message in sent:
+            assert isinstance(message, Preallocation | ItemAck)
+            assert (message.mm_hash, message.item_index) == (VIDEO, 1)
         return [what for _, _, what in short([("encoder-0", message) for message in sent])]
 
 

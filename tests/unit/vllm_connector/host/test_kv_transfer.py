@@ -35,7 +35,7 @@ def options_of(role: Role, *passed_through: str, on_gpu: bool = False, **others:
         instance="i",
         deployment="d",
         redis_url="redis://localhost",
-        store_socket="/run/store.sock",  # type: ignore[arg-type]
+        store_socket="/run/store.sock",
         namespace_digest="0" * 64,
         decodes_only=role is Role.DECODE,
     )

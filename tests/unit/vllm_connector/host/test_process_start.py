@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -122,7 +123,7 @@ def test_both_hosts_name_an_unsupported_version_before_they_import_it(
 ) -> None:
     def version(distribution: str) -> str:
         if installed is None or distribution != "vllm":
-            raise versions.PackageNotFoundError(distribution)
+            raise PackageNotFoundError(distribution)
         return installed
 
     monkeypatch.setattr(versions, "version", version)

@@ -30,7 +30,7 @@ def within() -> Iterator[Callable[[VideoBounds], None]]:
     """`read_videos_within`, until the test ends."""
     before = VideoMediaIO.load_bytes, VideoMediaIO.load_base64
     yield partial(read_videos_within, processes=PROCESSES)
-    VideoMediaIO.load_bytes, VideoMediaIO.load_base64 = before  # type: ignore[method-assign]
+    VideoMediaIO.load_bytes, VideoMediaIO.load_base64 = before
 
 
 def read(media: bytes, media_type: str = "application/octet-stream") -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.vllm_connector.fake_engine import FakeStoreSession
+from tests.support.vllm_connector.fake_store_worker import worker_config
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Inbox
 from triptych_vllm_connector.links import opening
@@ -16,13 +17,7 @@ from triptych_vllm_connector.links.readable_pins import ReadablePins
 
 @pytest.fixture
 def config(tmp_path: Path) -> ConnectorConfig:
-    return ConnectorConfig(
-        instance="pd-0",
-        deployment="d",
-        redis_url="unix:///nowhere",
-        store_socket=tmp_path / "store.sock",
-        namespace_digest="0" * 64,
-    )
+    return worker_config(tmp_path)
 
 
 @pytest.fixture
@@ -46,7 +41,7 @@ def session_of(pins: ReadablePins) -> FakeStoreSession:
 
 def test_the_session_is_the_engines(pins: ReadablePins, config: ConnectorConfig) -> None:
     session = session_of(pins)
-    assert session.args == (config.store_socket, "pd-0/engine")
+    assert session.args == (config.store_socket, "i-0/engine")
     assert session.kwargs["namespace_digest"] == "0" * 64
 
 

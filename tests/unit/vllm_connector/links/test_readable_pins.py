@@ -157,6 +157,6 @@ def test_a_refusal_is_forgotten_with_the_request(bench: Bench) -> None:
         bench.pins.pin_or_watch(A)
         bench.pins.on_store_reply(A, in_memory(pinned(A, pin_id), "redis"))
         again = [("pin_or_watch", A), ("unpin", pin_id), ("evict", A), ("pin_or_watch", A)]
-        wait_for(lambda again=again: bench.link.asked == again)  # type: ignore[misc]
+        wait_for(lambda again=again: bench.link.asked == again)
         bench.pins.unwatch(A)
     assert bench.delivered == []

@@ -23,7 +23,7 @@ def replies() -> list[Any]:
 
 @pytest.fixture
 def pins(session: FakeStoreSession, replies: list[Any]) -> StorePins:
-    return StorePins(session, 2, lambda mm_hash, reply: replies.append((mm_hash, reply)))  # type: ignore[arg-type]
+    return StorePins(session, 2, lambda mm_hash, reply: replies.append((mm_hash, reply)))
 
 
 def test_a_broken_session_comes_as_the_reply(

@@ -1,8 +1,9 @@
 """The span of an encode: what the GPU took, not what the host took to launch it."""
 
+import time
+
 import pytest
 
-from triptych_vllm_connector.worker import writing
 from triptych_vllm_connector.worker.writing import DeviceClock, HostClock, clock_of
 
 MS = 1_000_000
@@ -23,7 +24,7 @@ class FakeEvent:
 @pytest.fixture
 def now_ms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1000]
-    monkeypatch.setattr(writing.time, "time_ns", lambda: now[0] * MS)
+    monkeypatch.setattr(time, "time_ns", lambda: now[0] * MS)
     return now
 
 

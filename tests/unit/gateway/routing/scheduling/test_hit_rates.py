@@ -5,12 +5,11 @@ request stays for some further ones. The router is the gateway's own, with the p
 """
 
 import random
-import sys
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
+from routing_policies.arms import AFFINITY, ARMS, LEAST_REQUESTS, ONE, RANDOM, ROUND_ROBIN
 
 from tests.support.gateway.routing import record_of
 from triptych_common.protocol.ids import MmHash
@@ -18,10 +17,6 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest, divide_prompt
 from triptych_gateway.routing.scheduling.profiles import read_profiles
-
-sys.path.append(str(Path(__file__).resolve().parents[5] / "benchmarks"))
-
-from routing_policies.arms import AFFINITY, ARMS, LEAST_REQUESTS, ONE, RANDOM, ROUND_ROBIN
 
 BLOCK_TOKENS = 32
 IMAGE_TOKENS = 256
