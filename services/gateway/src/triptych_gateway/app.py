@@ -16,7 +16,6 @@ from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
 from triptych_gateway.routes.ui import ui_routes
-from triptych_gateway.ui.system_view import StoreReader, SystemView
 
 API_PATHS = "/v1/"
 MAX_AGE_S = 600  # that a browser need not ask again
@@ -61,27 +60,13 @@ def create_app(gateway: Gateway) -> ASGIApp:
         title="Triptych gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     install_error_handlers(app)
-    services, view = gateway.services, gateway.view
-    access = services.access
-    app.include_router(model_routes(access.api_keys, services.instances))
-    app.include_router(file_routes(gateway.files, services))
-    app.include_router(
-        health_routes(
-            view,
-            gateway.registration,
-            access.limiter,
-            services.metrics,
-            gateway.stream_lags,
-            gateway.waiting_work,
-        )
-    )
+    app.include_router(model_routes(gateway.services))
+    app.include_router(file_routes(gateway.services))
+    app.include_router(health_routes(gateway))
     app.include_router(docs_routes())
-    app.include_router(
-        ui_routes(services.recents, access.api_keys, gateway.registration, _system_view(gateway))
-    )
-    max_sends = gateway.settings.max_media_sends
-    app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
-    apps = forwarded_apps(services, gateway.responses)
+    app.include_router(ui_routes(gateway))
+    app.include_router(media_routes(gateway))
+    apps = forwarded_apps(gateway.services, gateway.responses)
     for each in apps:  # other methods: 405
         route = Route(each.endpoint.path, each, methods=list(each.endpoint.methods))
         route.methods = set(each.endpoint.methods)  # Starlette adds HEAD
@@ -89,16 +74,3 @@ def create_app(gateway: Gateway) -> ASGIApp:
     served = ForwardedFirst(apps, app)
     origins = gateway.settings.cors_origins
     return CrossOrigin(served, origins) if origins else served
-
-
-def _system_view(gateway: Gateway) -> SystemView:
-    return SystemView(
-        registration=gateway.registration,
-        view=gateway.view,
-        router=gateway.router,
-        limiter=gateway.services.access.limiter,
-        max_requests=gateway.settings.max_requests_in_flight,
-        sizes=gateway.orders.sizes,
-        stream_lags=gateway.stream_lags,
-        store=StoreReader(gateway.settings.store_socket, f"{gateway.settings.instance}/ui"),
-    )

@@ -85,7 +85,6 @@ class Gateway:
     transfers: TransferOrders
     media_cache: MediaCache
     registration: Registration
-    files: FileService | None
     services: Services
     responses: ResponseParts
     stream_lags: StreamLags
@@ -239,7 +238,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     shared = settings, view, router, orders, transfers, media_cache
                     waiting_work = WaitingWork(orders, view, router, metrics)
-                    yield Gateway(*shared, registration, files, services, responses, lags, waiting_work)
+                    yield Gateway(*shared, registration, services, responses, lags, waiting_work)
         await access.key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:
