@@ -55,7 +55,6 @@ from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake
 from triptych_gateway.request.named_items import NamedItems
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
@@ -192,7 +191,6 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     metrics=metrics,
                     access=access,
                     parser=RequestParser(guard, settings, options, body_threads),
-                    text_parser=TextParser(guard, settings, options, body_threads),
                     media=MediaServices(
                         files,
                         MediaIntake(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
@@ -17,11 +16,11 @@ from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, cont
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.files.upload_form import FILE_FIELD, UploadForm
+from triptych_gateway.request.chat_request import read_flag
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_body import body_too_large, header_of
 
-_FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 MAX_NAME_CHARS = 100  # of a field, in an error
 COUNT_FIELD = "max_completion_tokens"
 _BOUNDARY = secrets.token_hex(16)
@@ -119,18 +118,11 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
         form=form,
         content_type=f"multipart/form-data; boundary={_BOUNDARY}",
         model=fields.get("model", ""),
-        stream=_flag(fields, "stream"),
+        stream=read_flag(fields.get("stream") or "false", "stream"),
         inputs=endpoint.inputs,
         num_prompt_bytes=len(form) - len(sound),
         num_media_bytes=len(sound),
     )
-
-
-def _flag(fields: Mapping[str, str], name: str) -> bool:
-    try:
-        return _FLAG.validate_python(fields.get(name) or "false")
-    except ValidationError as error:
-        raise RequestError(400, "invalid_value", f"{name} must be true or false", name) from error
 
 
 def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:

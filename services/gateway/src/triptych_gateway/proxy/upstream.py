@@ -174,13 +174,14 @@ async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 async def _code_of(response: ClientResponse) -> str | None:
-    """Return the code of an error answer, if it arrives at once."""
+    """Return the code of an error answer if it is a text, and arrives at once; else None."""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
             body = await _read_some(response)
     except (TimeoutError, *UPSTREAM_ERRORS):
         return None
-    return upstream_code(body)
+    code = _error_object(body).get("code")
+    return code if isinstance(code, str) else None
 
 
 async def _read_some(response: ClientResponse) -> bytes:
@@ -196,23 +197,17 @@ def _content_type(response: ClientResponse) -> str:
 
 def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> RequestError:
     """Return the caller's error for an error answer of prefill_decode."""
+    return _from_error_object(status_code, _error_object(body), endpoint)
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    """Return the error object of an error answer; an empty one if it has none."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
-        parsed = None
+        return {}
     error = parsed.get("error") if isinstance(parsed, dict) else None
-    return _from_error_object(status_code, error if isinstance(error, dict) else {}, endpoint)
-
-
-def upstream_code(body: bytes) -> str | None:
-    """Return the code of an error answer if it is a text, or None."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, str) else None
+    return error if isinstance(error, dict) else {}
 
 
 def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:

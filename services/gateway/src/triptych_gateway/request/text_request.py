@@ -6,7 +6,6 @@ vLLM, which validates it again.
 """
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from triptych_gateway.request.body_bounds import check_bounds, check_fields, pro
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (
     RequestOptions,
+    RequestParser,
     parse_object,
     passed_body,
     refuse_privileged,
@@ -103,25 +103,16 @@ def parse_text_request(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TextParser:
-    """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
+async def read_text_request(
+    parser: RequestParser, body: SplitBody, on_growth: Callable[[int], None], endpoint: Endpoint
+) -> TextRequest:
+    """Return the request of `body`, as `RequestParser.parse` does for a chat."""
+    on_growth(body.num_bytes)
 
-    guard: PlaceholderGuard
-    limits: RequestSettings
-    options: RequestOptions
-    threads: Executor
+    def parse() -> TextRequest:
+        return parse_text_request(body.put_back(), endpoint, parser.guard, parser.limits, parser.options)
 
-    async def parse(
-        self, body: SplitBody, endpoint: Endpoint, on_growth: Callable[[int], None]
-    ) -> TextRequest:
-        """Return the request of `body`, which is empty then; `on_growth` is as in `RequestParser`."""
-        on_growth(body.num_bytes)
-
-        def parse() -> TextRequest:
-            return parse_text_request(body.put_back(), endpoint, self.guard, self.limits, self.options)
-
-        return await run_parse(self.threads, body.num_bytes, parse)
+    return await run_parse(parser.threads, body.num_bytes, parse)
 
 
 def _check_input(value: Any, path: str, max_messages: int, num_lists: int = 0) -> None:
