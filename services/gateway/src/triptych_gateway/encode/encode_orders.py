@@ -215,7 +215,7 @@ class EncodeOrders:
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
         self.places.note_metadata(message, is_copy=is_copy)
-        self._stores.on_metadata(message)
+        self._stores.rows.observe(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
             self._end_job(mm_hash)

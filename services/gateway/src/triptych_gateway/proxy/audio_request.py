@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, container_of
@@ -80,19 +80,13 @@ async def read_audio_request(
         ClientDisconnect: the client went away.
     """
     form, sound, num_bytes = UploadForm.of_content_type(header_of(scope, b"content-type")), bytearray(), 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
+    async for chunk in Request(scope, receive).stream():
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise body_too_large(max_bytes)
         on_growth(2 * num_bytes)  # as it came, and in the form that is sent
         for piece in form.feed(chunk):
             sound += piece
-        if not message.get("more_body"):
-            break
     form.finish()
     fields = dict(form.fields)
     if "model" in fields:
