@@ -1,22 +1,28 @@
 """ASGI application of one gateway: forwarded paths, and a FastAPI application for all others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
+from triptych_gateway.proxy.exchange import AudioExchange, ChatExchange, Exchange, TextExchange
+from triptych_gateway.responses.exchange import ResponseExchange, StoredExchange
 from triptych_gateway.routes.docs import docs_routes
 from triptych_gateway.routes.files import file_routes
-from triptych_gateway.routes.forwarded import ForwardedFirst, forwarded_apps
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
 from triptych_gateway.routes.ui import ui_routes
 
+OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 API_PATHS = "/v1/"
 MAX_AGE_S = 600  # that a browser need not ask again
 READABLE_HEADERS = (
@@ -29,6 +35,45 @@ READABLE_HEADERS = (
         for rate in ("requests", "tokens")
     ),
 )
+
+
+class ForwardedApp:
+    def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
+        self.endpoint = endpoint
+        self._open_exchange = open_exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._open_exchange(scope, receive, send).run()
+
+
+def _exchange_of(endpoint: Endpoint, gateway: Gateway) -> OpenExchange:
+    """Return what opens the exchange of a request to a forwarded endpoint."""
+    services, responses = gateway.services, gateway.responses
+    if endpoint.kind is EndpointKind.STORED:
+        return partial(StoredExchange, endpoint, services, responses)
+    if endpoint.kind is EndpointKind.RESPONSE:
+        return partial(ResponseExchange, endpoint, services, responses)
+    if endpoint.kind is EndpointKind.SOUND:
+        return partial(AudioExchange, endpoint, services)
+    return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, services)
+
+
+class ForwardedFirst:
+    """ASGI application that passes forwarded requests to `apps`, and all others to `others`.
+
+    No framework stands between the server and a forwarded request, whose layers would cost time; only paths
+    with parameters go through `others`.
+    """
+
+    def __init__(self, apps: Sequence[ForwardedApp], others: ASGIApp) -> None:
+        self._apps = {(method, app.endpoint.path): app for app in apps for method in app.endpoint.methods}
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._others
+        if scope["type"] == "http":
+            app = self._apps.get((scope["method"], scope["path"]), app)
+        await app(scope, receive, send)
 
 
 class CrossOrigin:
@@ -66,7 +111,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.include_router(docs_routes())
     app.include_router(ui_routes(gateway))
     app.include_router(media_routes(gateway))
-    apps = forwarded_apps(gateway.services, gateway.responses)
+    apps = [ForwardedApp(endpoint, _exchange_of(endpoint, gateway)) for endpoint in FORWARDED]
     for each in apps:  # other methods: 405
         route = Route(each.endpoint.path, each, methods=list(each.endpoint.methods))
         route.methods = set(each.endpoint.methods)  # Starlette adds HEAD

@@ -39,7 +39,6 @@ class TextRequest:
     body: dict[str, Any]  # of `passed_body`, with the tenant's salt where it is one's
     model: str  # "": the caller names none
     stream: bool
-    inputs: tuple[str, ...]
     endpoint: Endpoint
     num_prompt_bytes: int
     checked_tokens: frozenset[str]
@@ -54,7 +53,7 @@ class TextRequest:
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked and self.is_computed:
-            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
+            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.endpoint.inputs)
 
     def of_tenant(self, salt: str) -> Self:
         return replace(self, body=salted_body(self.body, salt, self.endpoint))
@@ -96,7 +95,6 @@ def parse_text_request(
         body=passed_body(fields, endpoint),
         model=body.model or "",
         stream=endpoint.streams and bool(body.stream),
-        inputs=endpoint.inputs,
         endpoint=endpoint,
         num_prompt_bytes=len(raw),
         checked_tokens=guard.tokens_of(body.model or ""),

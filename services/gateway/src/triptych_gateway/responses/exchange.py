@@ -296,7 +296,6 @@ class StoredExchange(_FoundExchange[TextRequest]):
             body={},
             model=record.model,
             stream=is_stream,
-            inputs=(),
             endpoint=self._endpoint,
             num_prompt_bytes=0,
             checked_tokens=frozenset(),
