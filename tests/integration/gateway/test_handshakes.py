@@ -169,7 +169,7 @@ async def test_no_more_handshakes_begin_in_a_second_than_allowed(authority: Auth
             assert await greeted(port, authority) == b"!"
         with connected(port, 1) as (late,):
             late.send(client_hello())
-            await until(lambda: listener.num_ready == 1)
+            await until(lambda: listener._num_ready == 1)
             assert len(listener._working) == 0
 
 
@@ -201,7 +201,7 @@ async def test_a_closing_listener_closes_what_has_no_handshake(authority: Author
         with connected(port, MAX_AT_ONCE + 2) as connections:
             for each in connections[:-1]:
                 each.send(client_hello())
-            await until(lambda: listener.num_ready == 1)
+            await until(lambda: listener._num_ready == 1)
             listener.close()
             await asyncio.gather(*(ended(each) for each in connections))
             await listener.wait_closed()

@@ -16,10 +16,10 @@ from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams
 from triptych_gateway.access.auth import ANONYMOUS
-from triptych_gateway.app import _system_view
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.ui import live_view
 from triptych_gateway.ui.live_view import EventStream, LiveView
+from triptych_gateway.ui.system_view import SystemView
 
 SECRET = "words that only their caller may read"
 UI = pytest.mark.parametrize("system", [{"ui": True}], indirect=True)
@@ -277,7 +277,7 @@ async def test_a_slow_link_has_its_time_for_each_piece(
         await system.post(with_image(number))
     monkeypatch.setattr(live_view, "SEND_LIMIT_S", 0.5)
     monkeypatch.setattr(live_view, "PIECE_BYTES", 64)
-    recents, view = recents_of(system), _system_view(system.gateway)
+    recents, view = recents_of(system), SystemView(system.gateway)
     loop, pieces = asyncio.get_running_loop(), list[bytes]()
     began, is_over = loop.time(), asyncio.Event()
 
@@ -292,9 +292,7 @@ async def test_a_slow_link_has_its_time_for_each_piece(
         await asyncio.Event().wait()
         raise AssertionError
 
-    stream = EventStream(
-        LiveView(ANONYMOUS, recents, view), recents, view, is_over=is_over.is_set, has_rights=lambda: True
-    )
+    stream = EventStream(LiveView(ANONYMOUS, recents, view), is_over=is_over.is_set, has_rights=lambda: True)
     await stream({"type": "http"}, receive, send)
     assert loop.time() - began > live_view.SEND_LIMIT_S
     assert max(map(len, pieces)) == live_view.PIECE_BYTES
@@ -305,7 +303,7 @@ async def test_a_slow_link_has_its_time_for_each_piece(
 @UI
 async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "SEND_LIMIT_S", 0.05)
-    recents, view = recents_of(system), _system_view(system.gateway)
+    recents, view = recents_of(system), SystemView(system.gateway)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -317,9 +315,7 @@ async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch:
         await asyncio.Event().wait()
         raise AssertionError
 
-    stream = EventStream(
-        LiveView(ANONYMOUS, recents, view), recents, view, is_over=lambda: False, has_rights=lambda: True
-    )
+    stream = EventStream(LiveView(ANONYMOUS, recents, view), is_over=lambda: False, has_rights=lambda: True)
     async with asyncio.timeout(10):
         await stream({"type": "http"}, receive, send)
     assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]

@@ -22,7 +22,7 @@ from triptych_common.protocol.messages import Modality
 from triptych_gateway.app import create_app
 from triptych_gateway.encode.encode_backlog import MIN_KNOWN, EncodeWork
 from triptych_gateway.gateway import Gateway, run_gateway
-from triptych_gateway.service import protocol_of
+from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
 
 _TLS = ssl.create_default_context()  # one for all clients: reading its certificates takes 30 ms
@@ -148,7 +148,7 @@ async def _served_gateway(
         gateway = await stack.enter_async_context(run_gateway(settings))
         _know_encode_speed(gateway)
         _read_registry_in_turns(gateway)
-        protocol = protocol_of(settings, settings.max_idle_connections)
+        protocol = bounded_protocol(settings, settings.max_idle_connections)
         server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(

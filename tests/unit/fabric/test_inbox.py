@@ -12,7 +12,6 @@ from triptych_common.protocol.store import TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_fabric.receiver import peer as peer_module
 from triptych_fabric.receiver.peer import MAX_UNREAD_FRAMES, EntryInbox
-from triptych_fabric.receiver.reception import ReservedPlace
 from triptych_fabric.transports.transport import Sink, Transport
 from triptych_fabric.wire.frames import MAX_LIVE_OFFERS, FrameHeader, FrameKind, Offer, OfferFailed
 from triptych_fabric.wire.handshake import Admitted
@@ -106,7 +105,7 @@ async def half_chunk() -> tuple[Inbox, memoryview]:
     """A chunk is on its way into an entry's blocks; the blocks."""
     bench, blocks = Inbox(), memoryview(bytearray(8))
     bench.send(FrameKind.OFFER, 1, BODY)
-    bench.inbox.accept(1, Sink(ReservedPlace("ab" * 32, 1, 0), blocks))
+    bench.inbox.accept(1, Sink("ab" * 32, 1, 0, blocks))
     assert bench.sent() == [FrameKind.ACCEPTED]
     place = bench.inbox.on_header(FrameHeader(FrameKind.CHUNK, 1, 8))
     assert place is not None

@@ -9,10 +9,11 @@ from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_fabric.sender import links as links_module
-from triptych_fabric.sender.link import OutgoingLink, PushFailedError
+from triptych_fabric.sender.link import OutgoingLink
 from triptych_fabric.sender.links import AVOID_S, OutgoingLinks
 from triptych_fabric.transports.transport import RateLimit
 from triptych_fabric.wire.channel import ChannelClosedError
+from triptych_fabric.wire.frames import EntryFailedError
 from triptych_fabric.wire.handshake import LinkRefusedError, RefusalReason
 
 TCP, NIXL = FabricTransport.TCP, FabricTransport.NIXL
@@ -161,7 +162,7 @@ async def test_who_is_refused_tries_no_other_transport() -> None:
     """The key is the wrong one for each of them."""
     FakeLink.failing = {NIXL: LinkRefusedError("no", RefusalReason.KEY)}
     bench = Bench(BOTH)
-    with pytest.raises(PushFailedError) as caught:
+    with pytest.raises(EntryFailedError) as caught:
         await bench.connected()
     assert caught.value.kind is TransferFailureKind.REFUSED
     assert FakeLink.dialled == [NIXL]

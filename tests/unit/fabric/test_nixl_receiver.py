@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -40,7 +39,7 @@ class Bench:
     def __init__(self, *, is_begun: bool = True) -> None:
         self.memory = Memory()
         self.heard: list[object] = []
-        self.sink = Sink(cast(Any, SimpleNamespace(offset=24)), memoryview(bytearray(8)))
+        self.sink = Sink("ab" * 32, 1, 24, memoryview(bytearray(8)))
         self.is_live = True
         transport = NixlTransport(cast(Any, None), 5.0, lambda mapping: cast(Any, self.memory))
         self.chunks = NixlReceiverEnd(self, transport)

@@ -1,15 +1,14 @@
 """The choice of the transports by which an agent sends and takes entries."""
 
-import os
 
 import pytest
 from pydantic import ValidationError
 
 from triptych_common.protocol.messages import FabricTransport
 from triptych_fabric.settings import FabricSettings
-from triptych_fabric.transports import usable
+from triptych_fabric.transports import nixl
+from triptych_fabric.transports.nixl import usable_transports
 from triptych_fabric.transports.nixl_memory import NixlError
-from triptych_fabric.transports.usable import usable_transports
 
 TCP, NIXL = FabricTransport.TCP, FabricTransport.NIXL
 
@@ -18,7 +17,7 @@ def test_without_nixl_the_others_are_used(monkeypatch: pytest.MonkeyPatch) -> No
     def fail() -> None:
         raise NixlError("not here")
 
-    monkeypatch.setattr(usable, "load_nixl", fail)
+    monkeypatch.setattr(nixl, "load_nixl", fail)
     assert usable_transports((NIXL, TCP)) == (TCP,)
     assert usable_transports((TCP,)) == (TCP,)
     with pytest.raises(NixlError):
@@ -33,8 +32,9 @@ def test_nixl_whose_ports_authenticate_nobody_is_used_only_if_it_is_named() -> N
 def test_ucx_listens_on_loopback_alone_beside_an_agent_that_does(
     monkeypatch: pytest.MonkeyPatch, host: str, devices: str | None
 ) -> None:
-    monkeypatch.setattr(usable, "load_nixl", lambda: None)
-    monkeypatch.setattr(os, "environ", environment := {})
+    monkeypatch.setattr(nixl, "load_nixl", lambda: None)
+    environment: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", environment)
     usable_transports((NIXL, TCP), host)
     assert environment.get("UCX_NET_DEVICES") == devices
 

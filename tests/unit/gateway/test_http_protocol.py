@@ -8,6 +8,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from triptych_gateway.http_protocol import BoundedHttpProtocol, bounded_protocol
+from triptych_gateway.settings import GatewaySettings
 
 TIMEOUT_S = 60.0
 
@@ -20,7 +21,9 @@ class Connection:
         self.loop, self.transport = Mock(), Mock()
         self.transport.get_extra_info.return_value = None
         self.transport.get_write_buffer_size.side_effect = lambda: self.num_waiting
-        made: type[BoundedHttpProtocol] = bounded_protocol(1024, 10.0, TIMEOUT_S)
+        made: type[BoundedHttpProtocol] = bounded_protocol(
+            GatewaySettings(max_header_bytes=1024, chunk_timeout_s=TIMEOUT_S)
+        )
         config = Config(Mock(), log_config=None, ws="none")
         self.protocol = made(config, ServerState(), {}, self.loop)
         self.protocol.connection_made(self.transport)

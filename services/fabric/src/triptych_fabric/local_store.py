@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from triptych_common.domain.errors import StoreError, StoreProtocolError, StoreUnavailableError, store_error
+from triptych_common.domain.errors import StoreProtocolError, StoreUnavailableError, store_error
 from triptych_common.protocol.store import (
     AlreadySealed,
     Cancel,
@@ -39,24 +39,17 @@ from triptych_common.protocol.store import (
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.store_session import AsyncStoreSession, Push, request_within, submit_final
+from triptych_fabric.wire.connection import resolve
+from triptych_fabric.wire.frames import EntryFailedError
 
 RECONNECT_S = 60.0  # a store that restarts within that time finds everything held as before
 REQUEST_TIMEOUT_S = 10.0
 Reply = TypeVar("Reply", bound=StoreFrame)
 
 
-class EntryGoneError(StoreError):
-    """The store does not have the entry, and no client writes it (any more)."""
-
-    def __init__(self, failure_kind: TransferFailureKind, detail: str) -> None:
-        super().__init__(failure_kind.value, detail)
-        self.failure_kind = failure_kind
-
-
-def _absent() -> EntryGoneError:
-    return EntryGoneError(
-        TransferFailureKind.ABSENT, "the store does not have the entry, and nobody writes it"
-    )
+def _absent() -> EntryFailedError:
+    detail = "the store does not have the entry, and nobody writes it"
+    return EntryFailedError(TransferFailureKind.ABSENT, detail)
 
 
 class EntryHold:
@@ -182,7 +175,7 @@ class LocalStore:
             case WriterLost():
                 if (hold := self._holds.pop(push.mm_hash, None)) is not None:
                     detail = "the writer went away before the seal"
-                    hold.fail(EntryGoneError(TransferFailureKind.WRITER_LOST, detail))
+                    hold.fail(EntryFailedError(TransferFailureKind.WRITER_LOST, detail))
 
     def _on_answer(self, hold: EntryHold, done: "asyncio.Future[StoreReply]") -> None:
         if done.cancelled() or done.exception() is not None:
@@ -201,8 +194,7 @@ class LocalStore:
                     self._forget(hold, store_error(failure))
                 case other:
                     self._forget(hold, StoreProtocolError("bad_frame", f"the store answered {other.kind!r}"))
-        if not hold.answered.done():
-            hold.answered.set_result(None)
+        resolve(hold.answered)
 
     def _forget(self, hold: EntryHold, error: Exception) -> None:
         """Fail the hold, so that later pushes ask the store again."""

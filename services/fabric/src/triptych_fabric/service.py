@@ -17,7 +17,7 @@ from triptych_common import release
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
 from triptych_common.domain.errors import BusUnavailableError, StoreUnavailableError, TriptychError
-from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
+from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord, Role
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.runtime import StopSignal
 from triptych_common.runtime.scrape_server import ScrapeServer
@@ -34,8 +34,8 @@ from triptych_fabric.receiver.reception import ByteBudget
 from triptych_fabric.sender.links import OutgoingLinks
 from triptych_fabric.sender.transfers import PlacedOrder, Result, TransferTable
 from triptych_fabric.settings import FabricSettings
-from triptych_fabric.transports.transport import RateLimit
-from triptych_fabric.transports.usable import make_transports, usable_transports
+from triptych_fabric.transports.nixl import NixlTransport, usable_transports
+from triptych_fabric.transports.transport import RateLimit, Transport
 from triptych_fabric.wire.handshake import Identity
 from triptych_fabric.wire.keys import Credentials
 
@@ -75,7 +75,10 @@ class FabricAgent:
         self._settings = settings
         timeout_s = settings.fabric_progress_timeout_s
         kinds = usable_transports(settings.fabric_transports, settings.fabric_listen_host)
-        self._transports = make_transports(kinds, store.mapping, timeout_s)
+        self._transports = {
+            kind: NixlTransport(store.mapping, timeout_s) if kind is FabricTransport.NIXL else Transport()
+            for kind in kinds
+        }
         self._credentials = credentials
         self._store = store
         self._bus = bus
@@ -122,7 +125,17 @@ class FabricAgent:
         settings = self._settings
         try:
             async with asyncio.TaskGroup() as group:
-                listener = FabricListener(partial(FabricPeer, self._receiver_parts(group)))
+                parts = ReceiverParts(
+                    self._identity,
+                    self._credentials,
+                    self._store,
+                    self._budget,
+                    self._metrics,
+                    group,
+                    self._transports,
+                    settings.fabric_progress_timeout_s,
+                )
+                listener = FabricListener(partial(FabricPeer, parts))
                 listener.serve(settings.fabric_listen_host, settings.fabric_port)
                 self._metrics.peers.set_function(lambda: listener.num_peers)
                 try:
@@ -190,18 +203,6 @@ class FabricAgent:
             log.info("the store was restarted", generation=self._store.generation)
             with contextlib.suppress(BusUnavailableError):  # it goes out with the next heartbeat
                 await registration.update(fabric=self._endpoint())
-
-    def _receiver_parts(self, group: asyncio.TaskGroup) -> ReceiverParts:
-        return ReceiverParts(
-            self._identity,
-            self._credentials,
-            self._store,
-            self._budget,
-            self._metrics,
-            group,
-            self._transports,
-            self._settings.fabric_progress_timeout_s,
-        )
 
     async def _find_agent(self, store: str) -> InstanceRecord | None:
         for record in await self._registry.list_instances():

@@ -1,23 +1,28 @@
 """ASGI application of one gateway: forwarded paths, and a FastAPI application for all others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
+from triptych_gateway.proxy.exchange import AudioExchange, ChatExchange, Exchange, TextExchange
+from triptych_gateway.responses.exchange import ResponseExchange, StoredExchange
 from triptych_gateway.routes.docs import docs_routes
 from triptych_gateway.routes.files import file_routes
-from triptych_gateway.routes.forwarded import ForwardedFirst, forwarded_apps
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
 from triptych_gateway.routes.ui import ui_routes
-from triptych_gateway.ui.system_view import StoreReader, SystemView
 
+OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 API_PATHS = "/v1/"
 MAX_AGE_S = 600  # that a browser need not ask again
 READABLE_HEADERS = (
@@ -30,6 +35,45 @@ READABLE_HEADERS = (
         for rate in ("requests", "tokens")
     ),
 )
+
+
+class ForwardedApp:
+    def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
+        self.endpoint = endpoint
+        self._open_exchange = open_exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._open_exchange(scope, receive, send).run()
+
+
+def _exchange_of(endpoint: Endpoint, gateway: Gateway) -> OpenExchange:
+    """Return what opens the exchange of a request to a forwarded endpoint."""
+    services, responses = gateway.services, gateway.responses
+    if endpoint.kind is EndpointKind.STORED:
+        return partial(StoredExchange, endpoint, services, responses)
+    if endpoint.kind is EndpointKind.RESPONSE:
+        return partial(ResponseExchange, endpoint, services, responses)
+    if endpoint.kind is EndpointKind.SOUND:
+        return partial(AudioExchange, endpoint, services)
+    return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, services)
+
+
+class ForwardedFirst:
+    """ASGI application that passes forwarded requests to `apps`, and all others to `others`.
+
+    No framework stands between the server and a forwarded request, whose layers would cost time; only paths
+    with parameters go through `others`.
+    """
+
+    def __init__(self, apps: Sequence[ForwardedApp], others: ASGIApp) -> None:
+        self._apps = {(method, app.endpoint.path): app for app in apps for method in app.endpoint.methods}
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._others
+        if scope["type"] == "http":
+            app = self._apps.get((scope["method"], scope["path"]), app)
+        await app(scope, receive, send)
 
 
 class CrossOrigin:
@@ -61,27 +105,13 @@ def create_app(gateway: Gateway) -> ASGIApp:
         title="Triptych gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     install_error_handlers(app)
-    services, view = gateway.services, gateway.view
-    access = services.access
-    app.include_router(model_routes(access.api_keys, services.instances))
-    app.include_router(file_routes(gateway.files, services))
-    app.include_router(
-        health_routes(
-            view,
-            gateway.registration,
-            access.limiter,
-            services.metrics,
-            gateway.stream_lags,
-            gateway.waiting_work,
-        )
-    )
+    app.include_router(model_routes(gateway.services))
+    app.include_router(file_routes(gateway.services))
+    app.include_router(health_routes(gateway))
     app.include_router(docs_routes())
-    app.include_router(
-        ui_routes(services.recents, access.api_keys, gateway.registration, _system_view(gateway))
-    )
-    max_sends = gateway.settings.max_media_sends
-    app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
-    apps = forwarded_apps(services, gateway.responses)
+    app.include_router(ui_routes(gateway))
+    app.include_router(media_routes(gateway))
+    apps = [ForwardedApp(endpoint, _exchange_of(endpoint, gateway)) for endpoint in FORWARDED]
     for each in apps:  # other methods: 405
         route = Route(each.endpoint.path, each, methods=list(each.endpoint.methods))
         route.methods = set(each.endpoint.methods)  # Starlette adds HEAD
@@ -89,16 +119,3 @@ def create_app(gateway: Gateway) -> ASGIApp:
     served = ForwardedFirst(apps, app)
     origins = gateway.settings.cors_origins
     return CrossOrigin(served, origins) if origins else served
-
-
-def _system_view(gateway: Gateway) -> SystemView:
-    return SystemView(
-        registration=gateway.registration,
-        view=gateway.view,
-        router=gateway.router,
-        limiter=gateway.services.access.limiter,
-        max_requests=gateway.settings.max_requests_in_flight,
-        sizes=gateway.orders.sizes,
-        stream_lags=gateway.stream_lags,
-        store=StoreReader(gateway.settings.store_socket, f"{gateway.settings.instance}/ui"),
-    )

@@ -14,6 +14,7 @@ from http import HTTPStatus
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -50,6 +51,12 @@ class EncodeUnavailableError(RequestError):
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(503, code, message, param)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first fault of a file's content as text: its place, and what is wrong there."""
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
 
 
 def unavailable(code: str, message: str, param: str | None = None) -> RequestError:

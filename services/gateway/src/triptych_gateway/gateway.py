@@ -55,7 +55,6 @@ from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.media import MediaIntake
 from triptych_gateway.request.named_items import NamedItems
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
@@ -85,7 +84,6 @@ class Gateway:
     transfers: TransferOrders
     media_cache: MediaCache
     registration: Registration
-    files: FileService | None
     services: Services
     responses: ResponseParts
     stream_lags: StreamLags
@@ -193,7 +191,6 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     metrics=metrics,
                     access=access,
                     parser=RequestParser(guard, settings, options, body_threads),
-                    text_parser=TextParser(guard, settings, options, body_threads),
                     media=MediaServices(
                         files,
                         MediaIntake(
@@ -239,7 +236,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     shared = settings, view, router, orders, transfers, media_cache
                     waiting_work = WaitingWork(orders, view, router, metrics)
-                    yield Gateway(*shared, registration, files, services, responses, lags, waiting_work)
+                    yield Gateway(*shared, registration, services, responses, lags, waiting_work)
         await access.key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:

@@ -75,10 +75,6 @@ class TlsListener:
         sock.listen(backlog)
         self._loop.add_reader(sock, self._accept)
 
-    @property
-    def num_ready(self) -> int:
-        return self._num_ready
-
     # ---- as uvicorn calls an asyncio server -------------------------------------------------------
     def close(self) -> None:
         """Accept no more, and close what has no handshake; connections of `protocol` stay."""

@@ -8,6 +8,7 @@ While nothing is being answered, a timer runs: uvicorn's own between requests, e
 """
 
 import asyncio
+import math
 import socket
 from enum import Enum, auto
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import LimitedLog, get_logger
 from triptych_gateway.errors import error_response
 from triptych_gateway.open_files import IdleConnections
+from triptych_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
 
@@ -41,7 +43,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     max_header_bytes: int
     header_timeout_s: float
     write_timeout_s: float
-    idle: IdleConnections | None  # of its listener; None: not bounded
+    idle: IdleConnections  # of its listener
     refusals: LimitedLog
 
     _place = _Place.BETWEEN
@@ -57,12 +59,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         _bound_unsent(transport, self.write_timeout_s)
         self._start_timer()
-        self._note_idle(has_answered=False)
+        self.idle.add(self, has_answered=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_write_timer()
-        self._note_busy()
+        self.idle.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,7 +105,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.refusals.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
             self.transport.close()
             return
-        self._note_busy()
+        self.idle.discard(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -131,7 +133,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which starts the next answer, or uvicorn's timer
         if not self._is_answering and not self.transport.is_closing():
-            self._note_idle(has_answered=True)
+            self.idle.add(self, has_answered=True)
         is_between = self._place is _Place.BETWEEN
         if not is_between and not self._is_answering and not self.transport.is_closing():
             self._keep_watch()
@@ -171,14 +173,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Close this idle connection at once, without waiting for unsent bytes."""
         self.refusals.info("connection closed: too many are idle", place=self._place.name)
         self.transport.abort()
-
-    def _note_idle(self, *, has_answered: bool) -> None:
-        if self.idle is not None:
-            self.idle.add(self, has_answered=has_answered)
-
-    def _note_busy(self) -> None:
-        if self.idle is not None:
-            self.idle.discard(self)
 
     # ---- bounds -----------------------------------------------------------------------------------
     @property
@@ -254,21 +248,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def bounded_protocol(
-    max_bytes: int, timeout_s: float, answer_timeout_s: float, max_idle: int | None = None
-) -> type[BoundedHttpProtocol]:
+def bounded_protocol(settings: GatewaySettings, max_idle: float = math.inf) -> type[BoundedHttpProtocol]:
     """Return the protocol class with these bounds, for one uvicorn listener.
 
-    Args:
-        answer_timeout_s: seconds for which a client may read nothing of its answer.
-        max_idle: connections without a request; None: any number.
+    `max_idle` bounds the connections without a request.
     """
 
     class Bounded(BoundedHttpProtocol):
-        max_header_bytes = max_bytes
-        header_timeout_s = timeout_s
-        write_timeout_s = answer_timeout_s
-        idle = None if max_idle is None else IdleConnections(max_idle)
+        max_header_bytes = settings.max_header_bytes
+        header_timeout_s = settings.header_timeout_s
+        write_timeout_s = settings.chunk_timeout_s  # in which a client may read nothing of its answer
+        idle = IdleConnections(max_idle)
         refusals = LimitedLog(log)
 
     return Bounded

@@ -58,7 +58,7 @@ class IdleConnections:
     group gives way, so a flood of connections of one kind ends connections of that kind.
     """
 
-    def __init__(self, max_idle: int) -> None:
+    def __init__(self, max_idle: float) -> None:
         self._max_idle = max_idle
         self._new: dict[IdleConnection, None] = {}  # the oldest first
         self._kept: dict[IdleConnection, None] = {}

@@ -70,13 +70,6 @@ class ServedPaths:
         return not is_media and path != METRICS.path
 
 
-def protocol_of(settings: GatewaySettings, max_idle: int | None = None) -> type[BoundedHttpProtocol]:
-    """Return the protocol class with the bounds of `settings`; `max_idle` None is no bound."""
-    return bounded_protocol(
-        settings.max_header_bytes, settings.header_timeout_s, settings.chunk_timeout_s, max_idle
-    )
-
-
 def check_tls_files(settings: GatewaySettings) -> None:
     """Check the TLS files before anything is started.
 
@@ -97,7 +90,7 @@ def check_tls_files(settings: GatewaySettings) -> None:
 def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLimits) -> uvicorn.Config:
     config = _config(
         app if settings.internal_port is None else ServedPaths(app, internal=False),
-        protocol_of(settings, limits.max_idle),
+        bounded_protocol(settings, limits.max_idle),
         proxies=_proxies(settings),
     )
     config.backlog = limits.backlog
@@ -112,7 +105,7 @@ def callers_config(app: ASGIApp, settings: GatewaySettings, limits: ConnectionLi
 
 def internal_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     """Return the configuration of the server for encoders, health checks and scrapes."""
-    return _config(ServedPaths(app, internal=True), protocol_of(settings), proxies=[])
+    return _config(ServedPaths(app, internal=True), bounded_protocol(settings), proxies=[])
 
 
 def _config(app: ASGIApp, protocol: type[BoundedHttpProtocol], *, proxies: list[str]) -> uvicorn.Config:

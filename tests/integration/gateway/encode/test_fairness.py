@@ -65,7 +65,7 @@ async def published(system: System, count: int) -> None:
 
 async def held(system: System, count: int) -> None:
     """So many orders wait at the gateway."""
-    await until(lambda: sum(system.gateway.orders.queue.num_held(DIGEST).values()) == count)
+    await until(lambda: sum(system.gateway.orders.queue.num_waiting().values()) == count)
 
 
 async def flood_waits(system: System) -> None:

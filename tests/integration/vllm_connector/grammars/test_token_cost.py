@@ -61,7 +61,7 @@ def choices_of(compiled: Any, num_tokens: int, number: int, *, group: str | None
             sampling_params=SimpleNamespace(extra_args=group and {GROUP_FIELD: group}),
             grammar=grammar_of(compiled, num_tokens),
         )
-        made.append(StructuredOutputManager._create_grammar(None, request))  # type: ignore[arg-type]
+        made.append(StructuredOutputManager._create_grammar(None, request))
     return made
 
 
@@ -155,7 +155,7 @@ class Engine:
             num_speculative_tokens=0,
         )
         self.manager = StructuredOutputManager(config)
-        self.manager.backend = SimpleNamespace(  # type: ignore[assignment]
+        self.manager.backend = SimpleNamespace(
             allocate_token_bitmask=lambda num_rows: xgrammar.allocate_token_bitmask(num_rows, self.num_tokens)
         )
         fill, lock, thread = (
@@ -249,7 +249,7 @@ def test_choices_of_an_honest_request_go_on_in_a_step_that_others_fill(engine: E
 
 
 def test_a_draft_token_is_valid_as_vllm_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    validate = XgrammarGrammar.validate_tokens.__wrapped__  # type: ignore[attr-defined]
+    validate = XgrammarGrammar.validate_tokens.__wrapped__
     for pattern, texts in (("[a-z]*1", ("abc1", "a1b", "1", "-a", "ab-", "")), (" {128}b", (" b", "b"))):
         compiled = compile_grammar(GrammarJob("regex", pattern)._asdict(), OF_SPACES)
         for text in texts:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from triptych_common.domain.fair_queue import MAX_PASSED, FairKey
+from triptych_common.domain.fair_queue import DEFAULT_KEY, MAX_PASSED, FairKey
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.names import DEFAULT_STORE
@@ -164,7 +164,7 @@ async def test_an_order_waits_until_there_is_room_for_its_job_and_checks_go_on()
     waiting = asyncio.ensure_future(queue.take_item())
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert queue.num_held("") == {"": 1}
+    assert queue.num_waiting() == {DEFAULT_KEY: 1}
     assert await queue.wait_held_back() == {""}
     queue.end_job(A)
     assert await waiting == (B, False)
@@ -220,7 +220,7 @@ async def test_what_needs_no_job_any_more_after_its_step_waits_for_no_room() -> 
     queue.add_item(A, is_urgent=False)
     queue.finish_item(A)
     assert await queue.take_item() == (A, False)
-    assert queue.num_held("") == {}, "nothing of it is in no namespace"
+    assert queue.num_waiting() == {FLOOD: 1}, "nothing of it waits"
 
 
 async def test_a_class_without_room_ages_all_the_same() -> None:

@@ -12,7 +12,7 @@ from triptych_gateway.fetch.response_cache import (
     freshness_of,
     retry_after_s,
 )
-from triptych_gateway.fetch.shared_downloads import MAX_RETRY_AFTER_S, RetryPolicy
+from triptych_gateway.fetch.shared_downloads import MAX_RETRY_AFTER_S, retry_wait_s
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 NOW = 784_111_777.0  # the same
@@ -89,19 +89,18 @@ def test_retry_after(text: str | None, wait_s: float | None) -> None:
 
 
 def test_attempts_end_and_their_waits_grow() -> None:
-    policy, error = RetryPolicy(4), ServerFailedError("x")
-    shortest = [policy.wait_s(attempt, error, 0.0) for attempt in range(1, 5)]
-    longest = [policy.wait_s(attempt, error, 1.0) for attempt in range(1, 5)]
+    error = ServerFailedError("x")
+    shortest = [retry_wait_s(4, attempt, error, 0.0) for attempt in range(1, 5)]
+    longest = [retry_wait_s(4, attempt, error, 1.0) for attempt in range(1, 5)]
     assert shortest == [0.1, 0.2, 0.4, None]
     assert longest == [0.2, 0.4, 0.8, None]
-    assert RetryPolicy(1).wait_s(1, error, 0.5) is None
+    assert retry_wait_s(1, 1, error, 0.5) is None
 
 
 def test_a_server_may_ask_for_time_within_a_bound() -> None:
-    policy = RetryPolicy(3)
-    assert policy.wait_s(1, ServerFailedError("x", 2.0), 0.5) == 2.0
-    assert policy.wait_s(1, ServerFailedError("x", 0.0), 1.0) == 0.2
-    assert policy.wait_s(1, ServerFailedError("x", MAX_RETRY_AFTER_S + 1), 0.5) is None
+    assert retry_wait_s(3, 1, ServerFailedError("x", 2.0), 0.5) == 2.0
+    assert retry_wait_s(3, 1, ServerFailedError("x", 0.0), 1.0) == 0.2
+    assert retry_wait_s(3, 1, ServerFailedError("x", MAX_RETRY_AFTER_S + 1), 0.5) is None
 
 
 FRESH = Freshness(may_keep=True, fresh_s=10)

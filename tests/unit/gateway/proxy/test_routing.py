@@ -85,7 +85,7 @@ def test_only_the_own_tenants_prompts_are_alike(salt: str) -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=[str(each)[:12] for each in PROMPTS])
 def test_prompts_of_completions(prompt: Any) -> None:
-    request = TextRequest({"prompt": prompt}, "m", False, ("prompt",), CHAT, 9, frozenset())
+    request = TextRequest({"prompt": prompt}, "m", False, endpoint_of("/v1/completions"), 9, frozenset())
     found = text_routing(request, "s")
     assert found is not None
     assert (len(found.prompt.blocks) > 0) == bool(prompt)
@@ -93,7 +93,7 @@ def test_prompts_of_completions(prompt: Any) -> None:
 
 
 def test_what_is_not_computed_is_not_looked_at() -> None:
-    assert text_routing(TextRequest({}, "m", False, (), COUNT_TOKENS, 0, frozenset()), "") is None
+    assert text_routing(TextRequest({}, "m", False, COUNT_TOKENS, 0, frozenset()), "") is None
 
 
 def test_the_name_of_a_conversation() -> None:

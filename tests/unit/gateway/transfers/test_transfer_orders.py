@@ -234,7 +234,7 @@ async def test_a_request_that_goes_elsewhere_leaves_the_first_target(world: Worl
         assert (await world.until_orders(2)).target == S2
         world.fail(world.orders[0], TransferFailureKind.REFUSED)
         assert world.transfers.table.get(A, TARGET) is None
-        assert not item_wait.has_failed
+        item_wait.raise_failure()  # there is none
         await world.transfers.bring(item_wait, record_of("pd-2"))  # one without a store: it only decodes
         assert item_wait.target == S2, "new encodes of its items are near it"
         assert world.transfer(S2).state is TransferState.ORDERED
@@ -274,7 +274,7 @@ async def test_every_request_that_waits_gets_the_error_and_none_that_needs_it_no
                 each.raise_failure()
             error = caught.value
             assert (error.status_code, error.code, error.param) == (503, "transfer_failed", "part 0")
-        assert not settled.has_failed
+        settled.raise_failure()  # there is none
 
 
 def test_other_messages_are_not_its_own() -> None:

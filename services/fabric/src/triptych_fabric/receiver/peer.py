@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from triptych_fabric.metrics import FabricMetrics
 from triptych_fabric.receiver.reception import ByteBudget, Reception
 from triptych_fabric.transports.transport import ReceiverEnd, Sink, Transport
 from triptych_fabric.wire.channel import FabricChannel
-from triptych_fabric.wire.connection import ConnectionSide, FabricConnection
+from triptych_fabric.wire.connection import ConnectionSide, FabricConnection, resolve
 from triptych_fabric.wire.frames import (
     DIGEST_BYTES,
     FROM_SENDER,
@@ -76,11 +75,9 @@ class EntryInbox(ConnectionSide):
         self._mapping = mapping
         self._transport_of = transport_of
         self._end = ReceiverEnd(self)  # until the sender is admitted
-        self._frames: deque[bytes] = deque()
         self._live: dict[int, Sink | None] = {}  # bytes may come; None: not accepted yet
         self._unended: set[int] = set()  # offers that the event loop still has
         self._withdrawn: set[int] = set()  # offers whose sender no longer waits
-        self._last_number = 0
 
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
@@ -113,7 +110,7 @@ class EntryInbox(ConnectionSide):
     def is_still_ours(self, number: int, sink: Sink) -> bool:
         """See `ReceiverLink.is_still_ours` for the contract."""
         try:
-            check_reservation(self._mapping, sink.place, len(sink.view))
+            check_reservation(self._mapping, sink, len(sink.view))
         except (StoreError, ValueError):
             del self._live[number]
             self._tell(self._events.on_received, number, False)
@@ -233,12 +230,7 @@ class FabricPeer:
 
     async def drop(self, number: int, failure: OfferFailed) -> None:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_gone() -> None:
-            if not gone.done():
-                gone.set_result(None)
-
-        self._connection.post(lambda: self._inbox.drop(number, failure, on_gone))
+        self._connection.post(lambda: self._inbox.drop(number, failure, lambda: resolve(gone)))
         ends = {gone, self.closed}
         timeout_s = self._parts.progress_timeout_s
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,8 @@ from triptych_common.region.fence import check_reservation
 from triptych_common.telemetry.logs import get_logger
 from triptych_fabric.local_store import LocalStore
 from triptych_fabric.transports.transport import Sink
-from triptych_fabric.wire.frames import FrameKind, Offer, OfferFailed
+from triptych_fabric.wire.connection import resolve
+from triptych_fabric.wire.frames import MAX_DETAIL_CHARS, EntryFailedError, FrameKind, Offer, OfferFailed
 
 log = get_logger(__name__)
 
@@ -87,23 +88,6 @@ class ByteBudget:
             claim.granted.set_result(None)
 
 
-@dataclass(frozen=True)
-class ReservedPlace:
-    """Location of a reservation's blocks in the region."""
-
-    mm_hash: str
-    generation: int
-    offset: int
-
-
-class OfferRefusedError(Exception):
-    """An offer is refused; the sender receives the reason."""
-
-    def __init__(self, kind: TransferFailureKind, detail: str) -> None:
-        super().__init__(detail)
-        self.failure = OfferFailed(kind=kind, detail=detail[:300])
-
-
 class OfferChannel(Protocol):
     def accept(self, number: int, sink: Sink) -> None: ...
 
@@ -135,8 +119,7 @@ class Reception:
             self._received.set_result(is_intact)
 
     def on_withdrawn(self) -> None:
-        if not self._withdrawn.done():
-            self._withdrawn.set_result(None)
+        resolve(self._withdrawn)
 
     # ---- its life --------------------------------------------------------------------------------
     async def run(self) -> str:
@@ -156,25 +139,22 @@ class Reception:
         try:
             answer = work.result()
         except asyncio.CancelledError:
-            await self._give_back(OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail="withdrawn"))
+            await self._give_back(TransferFailureKind.UNREACHABLE, "withdrawn")
             return "withdrawn"
-        except OfferRefusedError as refused:
-            failure = refused.failure
+        except EntryFailedError as refused:
+            kind, detail = refused.kind, refused.detail
         except TimeoutError:
-            failure = OfferFailed(kind=TransferFailureKind.EXPIRED, detail="the offer's deadline has passed")
+            kind, detail = TransferFailureKind.EXPIRED, "the offer's deadline has passed"
         except StoreError as error:
-            detail = f"the target's store: {error}"[:300]
-            failure = OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail=detail)
+            kind, detail = TransferFailureKind.UNREACHABLE, f"the target's store: {error}"
         except Exception:
             log.exception("fabric offer failed", mm_hash=self.offer.mm_hash)
-            failure = OfferFailed(
-                kind=TransferFailureKind.UNREACHABLE, detail="a fault of the target's agent"
-            )
+            kind, detail = TransferFailureKind.UNREACHABLE, "a fault of the target's agent"
         else:
             self._channel.answer(self.number, answer)
             return "present" if answer is FrameKind.PRESENT else "sealed"
-        await self._give_back(failure)
-        return failure.kind.value
+        await self._give_back(kind, detail)
+        return kind.value
 
     async def _store_entry(self, budget: AsyncExitStack) -> FrameKind:
         """Receive until the store has the entry.
@@ -183,7 +163,7 @@ class Reception:
         """
         offer, spec = self.offer, self.offer.spec
         if spec.num_bytes > self._store.mapping.num_bytes:  # before others wait behind it
-            raise OfferRefusedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
+            raise EntryFailedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
         async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
             await budget.enter_async_context(
                 self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed)
@@ -202,27 +182,27 @@ class Reception:
                 return await self._store.reserve(self.offer.mm_hash, self.offer.spec)
             except StoreFullError as error:
                 if time.monotonic() + retry_s >= self.deadline:
-                    raise OfferRefusedError(
+                    raise EntryFailedError(
                         TransferFailureKind.TARGET_FULL, "the target's store had no room in time"
                     ) from error
             except (ItemTooLargeError, SpecMismatchError) as error:
-                raise OfferRefusedError(TransferFailureKind.REFUSED, str(error)) from error
+                raise EntryFailedError(TransferFailureKind.REFUSED, str(error)) from error
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _receive(self, reserved: Reserved) -> None:
         offer, store = self.offer, self._store
-        place = ReservedPlace(offer.mm_hash, reserved.generation, reserved.offset)
-        check_reservation(store.mapping, place, offer.spec.num_bytes)
         view = store.mapping.view(reserved.offset, offer.spec.num_bytes)
-        self._channel.accept(self.number, Sink(place, view))
+        sink = Sink(offer.mm_hash, reserved.generation, reserved.offset, view)
+        check_reservation(store.mapping, sink, len(view))
+        self._channel.accept(self.number, sink)
         is_intact = await asyncio.shield(self._received)
         if not is_intact:
-            raise OfferRefusedError(TransferFailureKind.CORRUPTED, "what came is not what was sent")
+            raise EntryFailedError(TransferFailureKind.CORRUPTED, "what came is not what was sent")
         await store.seal(reserved.reservation_id)
 
-    async def _give_back(self, failure: OfferFailed) -> None:
+    async def _give_back(self, kind: TransferFailureKind, detail: str) -> None:
         """Cancel the reservation once nothing writes to its blocks any more."""
-        await self._channel.drop(self.number, failure)
+        await self._channel.drop(self.number, OfferFailed(kind=kind, detail=detail[:MAX_DETAIL_CHARS]))
         if self._held is not None:
             self._store.cancel(self._held.reservation_id)

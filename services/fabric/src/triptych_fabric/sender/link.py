@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -13,9 +12,10 @@ from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.telemetry.logs import get_logger
 from triptych_fabric.transports.transport import ChunkQueue, RateLimit, Transport
 from triptych_fabric.wire.channel import ChannelError, FabricChannel
-from triptych_fabric.wire.connection import ConnectionSide, FabricConnection
+from triptych_fabric.wire.connection import ConnectionSide, FabricConnection, resolve
 from triptych_fabric.wire.frames import (
     NOTHING,
+    EntryFailedError,
     Frame,
     FrameHeader,
     FrameKind,
@@ -35,15 +35,6 @@ _AFTER_END = frozenset({FrameKind.STORED, FrameKind.FAILED})
 MAX_OFFERS = 512  # at once on a link; more wait for a slot
 
 
-class PushFailedError(TriptychError):
-    """The entry cannot reach the receiver from here."""
-
-    def __init__(self, kind: TransferFailureKind, detail: str) -> None:
-        super().__init__(f"{kind.value}: {detail}")
-        self.kind = kind
-        self.detail = detail
-
-
 class LinkedOffer:
     """An offer that was sent; `answered` is False if the receiver had the entry already."""
 
@@ -54,7 +45,7 @@ class LinkedOffer:
         self.stored: asyncio.Future[None] = loop.create_future()
         self.began_at: float | None = None  # monotonic second of its first byte
 
-    def fail(self, error: PushFailedError) -> None:
+    def fail(self, error: EntryFailedError) -> None:
         for future in (self.answered, self.stored):
             if not future.done():
                 future.set_exception(error)
@@ -81,9 +72,7 @@ class EntryOutbox(ConnectionSide):
         self.allowed = self._end.allowed
         self._greet = greet
         self._events = events
-        self._frames: deque[bytes] = deque()
         self._expected: dict[int, frozenset[FrameKind]] = {}  # answers, by offer
-        self._last_number = 0
 
     # ---- steps -----------------------------------------------------------------------------------
     def offer(self, number: int, frame: bytes) -> None:
@@ -202,12 +191,12 @@ class OutgoingLink:
         """Send the offer; the caller must `withdraw` it in every case.
 
         Raises:
-            PushFailedError: the link has ended.
+            EntryFailedError: the link has ended.
         """
         await self._slots.acquire()
         if self.closed.done():
             self._slots.release()
-            raise PushFailedError(TransferFailureKind.UNREACHABLE, "the link has ended")
+            raise EntryFailedError(TransferFailureKind.UNREACHABLE, "the link has ended")
         linked = LinkedOffer(next(self._numbers))
         self._offers[linked.number] = linked
         frame = json_frame(FrameKind.OFFER, linked.number, offer)
@@ -257,7 +246,7 @@ class OutgoingLink:
         if linked is None:
             return
         if failure is not None:
-            linked.fail(PushFailedError(failure.kind, failure.detail))
+            linked.fail(EntryFailedError(failure.kind, failure.detail))
         elif kind is FrameKind.STORED:
             resolve(linked.stored)
         elif not linked.answered.done():
@@ -280,7 +269,7 @@ class OutgoingLink:
         is_refusal = isinstance(error, LinkRefusedError | MalformedMessageError)
         kind = TransferFailureKind.REFUSED if is_refusal else TransferFailureKind.UNREACHABLE
         for linked in list(self._offers.values()):
-            linked.fail(PushFailedError(kind, detail))
+            linked.fail(EntryFailedError(kind, detail))
         if was_open and error is not None:
             log.warning("fabric link lost", target=self.receiver, error=detail)
         self._connection.join(1.0)  # this was its thread's last event
@@ -289,8 +278,3 @@ class OutgoingLink:
             self._on_gone(number)
         self.is_lost = error is not None and not isinstance(error, LinkRefusedError)
         self._on_closed(self)
-
-
-def resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)

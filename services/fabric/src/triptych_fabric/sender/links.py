@@ -15,9 +15,10 @@ from triptych_common.domain.errors import BusUnavailableError, MalformedMessageE
 from triptych_common.protocol.messages import FabricEndpoint, FabricTransport, InstanceRecord
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.telemetry.logs import get_logger
-from triptych_fabric.sender.link import OutgoingLink, PushFailedError
+from triptych_fabric.sender.link import OutgoingLink
 from triptych_fabric.transports.transport import RateLimit, Transport
 from triptych_fabric.wire.channel import ChannelError, FabricChannel
+from triptych_fabric.wire.frames import EntryFailedError
 from triptych_fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_receiver
 from triptych_fabric.wire.keys import Credentials
 
@@ -123,7 +124,7 @@ class OutgoingLinks:
         return found
 
     async def connected(self, receiver: str) -> OutgoingLink:
-        """Open link to the agent of `receiver`. Raises PushFailedError: unreachable, or refused."""
+        """Open link to the agent of `receiver`. Raises EntryFailedError: unreachable, or refused."""
         link = self._open_link(receiver)
         if link is None:
             return await asyncio.shield(self._start_dialling(receiver))
@@ -177,13 +178,13 @@ class OutgoingLinks:
     async def _dial(self, receiver: str) -> OutgoingLink:
         until = time.monotonic() + self._progress_timeout_s
         retry_s = FIRST_RETRY_S
-        failure = PushFailedError(TransferFailureKind.UNREACHABLE, "the receiver's agent is not registered")
+        failure = EntryFailedError(TransferFailureKind.UNREACHABLE, "the receiver's agent is not registered")
         while True:
             agent = await self._agent(receiver)
             if agent is not None and agent.fabric is not None:
                 transport = self._choice.choose(agent, time.monotonic())
                 if transport is None:
-                    failure = PushFailedError(
+                    failure = EntryFailedError(
                         TransferFailureKind.REFUSED, "the two agents have no transport in common"
                     )
                     break
@@ -192,7 +193,7 @@ class OutgoingLinks:
                     return link
                 try:
                     return await self._open(receiver, agent, agent.fabric, transport, until)
-                except PushFailedError as failed:
+                except EntryFailedError as failed:
                     failure = failed
                 if failure.kind is TransferFailureKind.REFUSED:
                     break
@@ -233,7 +234,7 @@ class OutgoingLinks:
         transport: FabricTransport,
         until: float,
     ) -> OutgoingLink:
-        """Open a link; raises PushFailedError on failure."""
+        """Open a link; raises EntryFailedError on failure."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 channel = FabricChannel(await _connect(endpoint))
@@ -265,11 +266,11 @@ class OutgoingLinks:
         except LinkRefusedError as refused:
             is_passing = refused.reason in PASSING_REFUSALS
             kind = TransferFailureKind.UNREACHABLE if is_passing else TransferFailureKind.REFUSED
-            raise PushFailedError(kind, str(refused)) from refused
+            raise EntryFailedError(kind, str(refused)) from refused
         except (ChannelError, MalformedMessageError, OSError) as error:  # TimeoutError is one
             # Without the address, which gateways must not learn.
             text = error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
-            raise PushFailedError(TransferFailureKind.UNREACHABLE, f"not reached: {text}") from error
+            raise EntryFailedError(TransferFailureKind.UNREACHABLE, f"not reached: {text}") from error
 
 
 async def _connect(endpoint: FabricEndpoint) -> socket.socket:

@@ -15,10 +15,10 @@ from triptych_common.protocol.messages import EncodeClass, FabricTransport
 from triptych_common.protocol.store import SHM, Descriptor, TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.fence import check_descriptor
-from triptych_fabric.local_store import EntryGoneError, EntryHold, LocalStore
-from triptych_fabric.sender.link import LinkedOffer, OutgoingLink, PushFailedError
+from triptych_fabric.local_store import EntryHold, LocalStore
+from triptych_fabric.sender.link import LinkedOffer, OutgoingLink
 from triptych_fabric.sender.links import OutgoingLinks
-from triptych_fabric.wire.frames import MAX_OFFER_MS, Offer
+from triptych_fabric.wire.frames import MAX_OFFER_MS, EntryFailedError, Offer
 
 Value = TypeVar("Value")
 
@@ -57,18 +57,16 @@ class EntryPush:
             self._link.change_class(self._offer, encode_class)
 
     async def run(self, deadline: float, traceparent: str | None) -> Pushed:
-        """Push until the receiver has the entry, by the monotonic `deadline`; raises PushFailedError."""
+        """Push until the receiver has the entry, by the monotonic `deadline`; raises EntryFailedError."""
         hold = self._store.hold(self.mm_hash)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await self._push(hold, deadline, traceparent)
         except TimeoutError:
             detail = "the deadline of the order has passed"
-            raise PushFailedError(TransferFailureKind.EXPIRED, detail) from None
-        except EntryGoneError as error:
-            raise PushFailedError(error.failure_kind, error.detail) from error
+            raise EntryFailedError(TransferFailureKind.EXPIRED, detail) from None
         except StoreError as error:
-            raise PushFailedError(TransferFailureKind.ABSENT, f"the source's store: {error}") from error
+            raise EntryFailedError(TransferFailureKind.ABSENT, f"the source's store: {error}") from error
         finally:
             if self._link is not None and self._offer is not None:
                 self._link.withdraw(self._offer, lambda: self._store.release(hold))
@@ -113,9 +111,9 @@ class EntryPush:
 
     def _check(self, descriptor: Descriptor, spec: TensorSpec) -> None:
         if descriptor.memory != SHM:
-            raise PushFailedError(TransferFailureKind.REFUSED, "the entry is not in the memory of the host")
+            raise EntryFailedError(TransferFailureKind.REFUSED, "the entry is not in the memory of the host")
         if descriptor.spec != spec:
-            raise PushFailedError(TransferFailureKind.WRITER_LOST, "it is another entry than was offered")
+            raise EntryFailedError(TransferFailureKind.WRITER_LOST, "it is another entry than was offered")
         check_descriptor(self._store.mapping, descriptor)
 
 

@@ -23,9 +23,9 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_common.telemetry.tracing import span, traceparent_of
 from triptych_fabric.local_store import LocalStore
 from triptych_fabric.metrics import FabricMetrics
-from triptych_fabric.sender.link import PushFailedError
 from triptych_fabric.sender.links import OutgoingLinks
 from triptych_fabric.sender.push import EntryPush, Pushed
+from triptych_fabric.wire.frames import EntryFailedError
 
 log = get_logger(__name__)
 
@@ -141,7 +141,7 @@ class TransferTable:
                 recorded.set_attribute("triptych.transfer_s", transfer_s)
                 if transfer_s > 0:
                     recorded.set_attribute("triptych.bytes_per_s", pushed.num_bytes / transfer_s)
-        except PushFailedError as error:
+        except EntryFailedError as error:
             metrics.pushes.labels(error.kind.value, receiver).inc()
             log.info(
                 "entry not transferred", mm_hash=push.mm_hash, target=transfer.receiver, error=str(error)
@@ -165,7 +165,7 @@ class TransferTable:
             deadline = _last_deadline(transfer)
             try:
                 return await push.run(deadline, traceparent)
-            except PushFailedError as error:
+            except EntryFailedError as error:
                 has_time = error.kind is TransferFailureKind.EXPIRED and _last_deadline(transfer) > deadline
                 has_way = error.kind is TransferFailureKind.UNREACHABLE and push.has_lost_link
                 if not has_time and not (has_way and self._links.has_other_way(transfer.receiver)):

@@ -6,15 +6,17 @@ notifications have come: then nothing is written for it any more, and its blocks
 never comes, the link ends, and NIXL's agent with it, before any block is given back.
 """
 
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.messages import FabricTransport
 from triptych_common.region.mapping import RegionMapping
-from triptych_fabric.transports.nixl_memory import NixlMemory, NixlWrite
+from triptych_common.telemetry.logs import get_logger
+from triptych_fabric.transports.nixl_memory import NixlError, NixlMemory, NixlWrite, load_nixl
 from triptych_fabric.transports.transport import (
     NEVER_S,
     ReceiverEnd,
@@ -41,6 +43,8 @@ from triptych_fabric.wire.frames import (
     unpack,
 )
 
+log = get_logger(__name__)
+
 WRITES_AT_ONCE = 4
 SPIN_S = 0.02  # NIXL is polled without a pause for that long after its last progress
 SLOW_PAUSE_S = 0.001
@@ -64,6 +68,32 @@ class NixlTransport(Transport):
 
     def receiver_end(self, link: ReceiverLink) -> ReceiverEnd:
         return NixlReceiverEnd(link, self)
+
+
+def usable_transports(
+    wanted: Sequence[FabricTransport], listen_host: str = ""
+) -> tuple[FabricTransport, ...]:
+    """Wanted transports that work on this machine.
+
+    Args:
+        listen_host: of the agent; on a loopback address UCX, too, listens on the loopback interface alone.
+
+    Raises:
+        NixlError: none of them.
+    """
+    usable = list(wanted)
+    if FabricTransport.NIXL in usable:
+        if listen_host == "localhost" or listen_host.startswith(("127.", "::1")):
+            # UCX has no other configuration than its environment, and by default listens on all interfaces.
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")  # noqa: TID251
+        try:
+            load_nixl()  # here, not in the thread of the first link: it takes seconds
+        except NixlError as error:
+            usable.remove(FabricTransport.NIXL)
+            if not usable:
+                raise
+            log.warning("nixl cannot be used, entries go by the other transports", error=str(error))
+    return tuple(usable)
 
 
 class _Progress:
@@ -211,7 +241,7 @@ class NixlReceiverEnd(ReceiverEnd):
 
     def accept(self, number: int, sink: Sink) -> bytes:
         self._open[number] = OpenOffer(sink)
-        return ADDRESS.pack(self._memory.address_of(sink.place.offset))
+        return ADDRESS.pack(self._memory.address_of(sink.offset))
 
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         """Handle `WRITING` or `END`; the offer may have ended here meanwhile."""

@@ -15,7 +15,6 @@ import xxhash
 from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.domain.fair_queue import FairKey, FairQueue
 from triptych_common.protocol.messages import EncodeClass, FabricTransport
-from triptych_common.region.fence import Place
 from triptych_fabric.wire.frames import (
     FROM_RECEIVER,
     FROM_SENDER,
@@ -44,9 +43,11 @@ class Sending:
 
 @dataclass(eq=False)
 class Sink:
-    """Blocks of one of this agent's reservations, for one entry."""
+    """Blocks of one of this agent's reservations, for one entry: a `Place` in the region, and its bytes."""
 
-    place: Place
+    mm_hash: str
+    generation: int
+    offset: int
     view: memoryview
     position: int = 0
     checksum: "xxhash.xxh3_128" = field(default_factory=xxhash.xxh3_128)

@@ -31,6 +31,12 @@ WAKE_BYTES = 512 << 10  # of a chunk: fewer are not worth a wake-up
 READS_IN_TURN = 16  # before what is to be sent gets its turn
 
 
+def resolve(future: "asyncio.Future[None]") -> None:
+    """Resolve the future, unless it is done."""
+    if not future.done():
+        future.set_result(None)
+
+
 class ConnectionSide:
     """Behaviour of one end of a connection; all methods run in the connection's thread."""
 
@@ -39,6 +45,8 @@ class ConnectionSide:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """`loop` is where the side's owner lives."""
         self._loop = loop
+        self._frames: deque[bytes] = deque()  # to be sent before any chunk
+        self._last_number = 0  # of an offer
 
     def _tell(self, event: Callable[..., object], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(event, *arguments)

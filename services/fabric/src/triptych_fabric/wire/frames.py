@@ -32,7 +32,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
-from triptych_common.domain.errors import MalformedMessageError
+from triptych_common.domain.errors import MalformedMessageError, TriptychError
 from triptych_common.protocol.ids import MmHashText
 from triptych_common.protocol.messages import EncodeClass, Message
 from triptych_common.protocol.store import TensorSpec
@@ -44,6 +44,7 @@ MAX_BODY_BYTES = 4 << 10
 MAX_REGION_BYTES = 64 << 10  # NIXL's metadata of one region: some hundred for each network
 MAX_LIVE_OFFERS = 1024  # of a connection
 MAX_OFFER_MS = 3_600_000
+MAX_DETAIL_CHARS = 300
 DIGEST_BYTES = 16
 
 _HEADER = struct.Struct(">BBHIQ")
@@ -117,7 +118,16 @@ class OfferFailed(Message):
     """Receiver -> sender: this offer will not store the entry."""
 
     kind: TransferFailureKind
-    detail: Annotated[str, Field(max_length=300)] = ""
+    detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARS)] = ""
+
+
+class EntryFailedError(TriptychError):
+    """The entry cannot be transferred; `kind` and `detail` are sent to the other side."""
+
+    def __init__(self, kind: TransferFailureKind, detail: str) -> None:
+        super().__init__(f"{kind.value}: {detail}")
+        self.kind = kind
+        self.detail = detail
 
 
 Body = TypeVar("Body", bound=Message)

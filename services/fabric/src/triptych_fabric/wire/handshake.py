@@ -33,7 +33,7 @@ from triptych_fabric.wire.channel import (
     PeerSilentError,
 )
 from triptych_fabric.wire.frames import FABRIC_VERSION, Body, read_body
-from triptych_fabric.wire.keys import Credentials, Transcript, new_nonce
+from triptych_fabric.wire.keys import Credentials, new_nonce, transcript
 
 MAX_HANDSHAKE_BYTES = 2048
 _LENGTH = struct.Struct(">I")
@@ -136,12 +136,12 @@ def greet_receiver(
         )
         talk.send(hello)
         challenge = talk.receive_answer(LinkChallenge)
-        transcript = _transcript(hello, challenge, certificate)
-        talk.send(LinkProof(proof=credentials.proof("source", transcript)))
+        facts = _transcript(hello, challenge, certificate)
+        talk.send(LinkProof(proof=credentials.proof("source", facts)))
         welcome = talk.receive_answer(LinkWelcome)
     except (ssl.SSLError, PeerAlertError, MalformedMessageError) as error:
         raise LinkRefusedError(f"no agent of this fabric answers there: {_describe(error)}") from error
-    if not credentials.is_proof(welcome.proof, "target", transcript):
+    if not credentials.is_proof(welcome.proof, "target", facts):
         raise LinkRefusedError("the receiver's agent does not have our key", RefusalReason.KEY)
     if welcome.generation != generation:
         raise LinkRefusedError("the receiver's store is of another generation", RefusalReason.STORE)
@@ -167,11 +167,11 @@ def admit_sender(
             talk.refuse("it speaks another version", RefusalReason.VERSION)
         challenge = LinkChallenge(nonce=new_nonce())
         talk.send(challenge)
-        transcript = _transcript(hello, challenge, certificate)
+        facts = _transcript(hello, challenge, certificate)
         proof = read_body(LinkProof, talk.receive())
     except (ssl.SSLError, MalformedMessageError) as error:
         raise LinkRefusedError(f"the peer is no agent of this fabric: {_describe(error)}") from error
-    if not credentials.is_proof(proof.proof, "source", transcript):
+    if not credentials.is_proof(proof.proof, "source", facts):
         talk.refuse("its proof is wrong", RefusalReason.KEY)
     generation = own.generation
     if (hello.target, hello.target_generation) != (own.store, generation):
@@ -180,7 +180,7 @@ def admit_sender(
         talk.refuse(f"entries do not come by {hello.transport}", RefusalReason.TRANSPORT, generation)
     if own.is_draining:
         talk.refuse("this agent is draining", RefusalReason.BUSY, generation)
-    talk.send(LinkWelcome(generation=generation, proof=credentials.proof("target", transcript)))
+    talk.send(LinkWelcome(generation=generation, proof=credentials.proof("target", facts)))
     return Admitted(hello.source, generation, hello.transport)
 
 
@@ -194,11 +194,11 @@ def _describe(error: Exception) -> str:
     return str(error)
 
 
-def _transcript(hello: LinkHello, challenge: LinkChallenge, certificate: bytes) -> Transcript:
+def _transcript(hello: LinkHello, challenge: LinkChallenge, certificate: bytes) -> bytes:
     """Facts of this connection, with the DER certificate of the receiver's agent."""
     binding = hashlib.sha256(certificate).digest() if certificate else b""
-    nonces = hello.nonce, challenge.nonce
-    return Transcript(FABRIC_VERSION, hello.source, hello.target, *nonces, hello.transport.value, binding)
+    facts = hello.source, hello.target, hello.nonce, challenge.nonce, hello.transport.value
+    return transcript(str(FABRIC_VERSION), *facts, binding=binding)
 
 
 class _Talk:

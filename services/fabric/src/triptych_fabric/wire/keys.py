@@ -23,24 +23,13 @@ class FabricKeyError(TriptychError):
     """The key or the certificates are unusable; a setting must change."""
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """Facts that both sides of one connection share and no other connection has."""
+def transcript(*facts: str, binding: bytes) -> bytes:
+    """Facts that both sides of one connection share and no other connection has, each behind its length.
 
-    version: int
-    source: str
-    target: str
-    source_nonce: str
-    target_nonce: str
-    transport: str
-    binding: bytes  # digest of the certificate of the receiver's agent; empty without TLS
-
-    def encoded(self) -> bytes:
-        parts = (
-            str(self.version).encode(), self.source.encode(), self.target.encode(),
-            self.source_nonce.encode(), self.target_nonce.encode(), self.transport.encode(), self.binding,
-        )  # fmt: skip
-        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    `binding` is the digest of the certificate of the receiver's agent; empty without TLS.
+    """
+    parts = (*(fact.encode() for fact in facts), binding)
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 @dataclass(frozen=True)
@@ -52,15 +41,15 @@ class Credentials:
     client_tls: ssl.SSLContext | None = None
     own_certificate: bytes = b""  # DER
 
-    def proof(self, side: str, transcript: Transcript) -> str:
-        """Proof of `side` ("source" or "target") in hex; empty without a key."""
+    def proof(self, side: str, facts: bytes) -> str:
+        """Proof of `side` ("source" or "target") over a `transcript`, in hex; empty without a key."""
         if self.key is None:
             return ""
-        message = b"triptych fabric\0" + side.encode() + b"\0" + transcript.encoded()
+        message = b"triptych fabric\0" + side.encode() + b"\0" + facts
         return hmac.new(self.key, message, hashlib.sha256).hexdigest()
 
-    def is_proof(self, proof: str, side: str, transcript: Transcript) -> bool:
-        return hmac.compare_digest(proof, self.proof(side, transcript))
+    def is_proof(self, proof: str, side: str, facts: bytes) -> bool:
+        return hmac.compare_digest(proof, self.proof(side, facts))
 
 
 def new_nonce() -> str:

@@ -12,7 +12,12 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from triptych_gateway.tracing.answer_facts import MAX_PARSED_BYTES, MAX_USAGE_BYTES, usage_at_end
+from triptych_gateway.tracing.answer_facts import (
+    MAX_PARSED_BYTES,
+    MAX_USAGE_BYTES,
+    parse_object,
+    usage_at_end,
+)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -97,7 +102,7 @@ class AnswerUsage:
     def _read_whole(self, piece: bytes, *, is_last: bool) -> None:
         """Parse a short answer; of a long one, only the usage at its end, to spare the event loop."""
         if is_last and not self._end and len(piece) <= MAX_PARSED_BYTES:
-            self._note(_parsed(piece))
+            self._note(parse_object(piece))
             return
         self._end = (self._end + piece)[-2 * MAX_USAGE_BYTES :]
         if is_last:
@@ -164,12 +169,4 @@ def _is_stream(start: Mapping[str, Any]) -> bool:
 
 def _data_of(event: bytes) -> dict[str, Any]:
     at = event.find(_DATA)
-    return _parsed(event[at + len(_DATA) :]) if at >= 0 else {}
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}
+    return parse_object(event[at + len(_DATA) :]) if at >= 0 else {}

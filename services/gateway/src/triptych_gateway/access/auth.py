@@ -35,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints,
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.domain.hashing import owner_id, tenant_salt
 from triptych_gateway.access.key_limits import KeyLimits
+from triptych_gateway.errors import first_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,7 @@ def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[Api
     try:
         content = _File.model_validate(tomllib.loads(text.decode()))
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise ApiKeysFileError(f"the file of API keys {path}: {place}: {fault['msg']}") from None
+        raise ApiKeysFileError(f"the file of API keys {path}: {first_fault(error)}") from None
     except (ValueError, RecursionError) as error:  # TOML that is none, or absurd
         raise ApiKeysFileError(f"the file of API keys {path} is not valid TOML") from error
     _check_unique(path, content.keys)

@@ -1,7 +1,8 @@
 """Bounds on the requests, and the bytes of media, that the gateway holds at once."""
 
 import time
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from triptych_common.domain.errors import RequestError
 
@@ -19,7 +20,8 @@ class RequestLimiter:
         self._request_s = 0.0  # mean time of recent requests
         self._free_at = 0.0  # monotonic seconds; when the place is free that is not promised yet
 
-    def hold_request(self) -> "RequestPlace":
+    @contextmanager
+    def hold_request(self) -> Iterator[None]:
         """Hold one place for a request while the block runs.
 
         Raises:
@@ -29,7 +31,12 @@ class RequestLimiter:
             message = "too many requests in flight; try again after Retry-After seconds"
             wait_s = self.take_wait_s(time.monotonic())
             raise RequestError(429, "too_many_requests", message, retry_after_s=wait_s)
-        return RequestPlace(self)
+        began_at = time.monotonic()
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.end_request(time.monotonic() - began_at)
 
     def end_request(self, seconds: float) -> None:
         self.num_requests -= 1
@@ -41,22 +48,14 @@ class RequestLimiter:
         self._free_at = min(self._free_at, now + self._request_s)  # by then all of today's have ended
         return self._free_at - now
 
-    def hold_bytes(self) -> "Booking":
+    @contextmanager
+    def hold_bytes(self) -> Iterator["Booking"]:
         """Hold room for body and media while the block runs, none at first (`Booking.resize`)."""
-        return Booking(self)
-
-
-class RequestPlace:
-    def __init__(self, limiter: RequestLimiter) -> None:
-        self._limiter = limiter
-        self._began_at = 0.0
-
-    def __enter__(self) -> None:
-        self._began_at = time.monotonic()
-        self._limiter.num_requests += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._limiter.end_request(time.monotonic() - self._began_at)
+        booking = Booking(self)
+        try:
+            yield booking
+        finally:
+            booking.resize(0)
 
 
 class Booking:
@@ -68,12 +67,6 @@ class Booking:
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
         self.num_bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resize(0)
 
     def resize(self, num_bytes: int) -> None:
         """Set the bytes that the request holds from now on. A request that is alone may hold any number.

@@ -151,7 +151,7 @@ class EncodeOrders:
             elif item.in_flight:
                 self._note_joined(item.mm_hash, [item_wait])
             else:
-                self._order_item(item, of_request=item_wait.request_id)
+                self._order_item(item, is_of_request=True)
 
     def order_near(self, mm_hash: MmHash, store: str | None) -> None:
         """Order a waited-for item at the encoders of `store`, if it has any; None: anywhere."""
@@ -161,21 +161,21 @@ class EncodeOrders:
     def order_all(self, item_wait: ItemWait) -> None:
         """Order every item of `item_wait`, also those whose sizes are known: their tensors may be gone."""
         for item in self.items_of(item_wait):
-            self._order_item(item, of_request=item_wait.request_id)
+            self._order_item(item, is_of_request=True)
 
     def _order_item(
         self,
         item: Item,
         *,
-        of_request: RequestId | None = None,
+        is_of_request: bool = False,
         retry_of: FailureKind | None = None,
         only_near: str | None = None,
     ) -> None:
-        """Order an item; `of_request` is the request whose jobs are published in order."""
+        """Order an item; `is_of_request`: the jobs of the request are published in order."""
         job_id, waits, now = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids), time.monotonic()
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
             self.admission.begin_item(item.mm_hash, waits)
-            self._queue_step(item.mm_hash, is_of_request=of_request is not None)
+            self._queue_step(item.mm_hash, is_of_request=is_of_request)
             for item_wait in waits:
                 item_wait.on_ordered(item.mm_hash)
 
@@ -215,7 +215,7 @@ class EncodeOrders:
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
         self.places.note_metadata(message, is_copy=is_copy)
-        self._stores.on_metadata(message)
+        self._stores.rows.observe(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
             self._end_job(mm_hash)

@@ -199,7 +199,7 @@ class FlightRequests:
         Raises:
             BusUnavailableError: Redis may have recorded the requesters nevertheless.
         """
-        mode: ClaimMode = "check" if item.is_claimed else "retry" if item.is_retry else "new"
+        mode: ClaimMode = "check" if item.is_claimed else "retry" if item.retry_of is not None else "new"
         began_ns, made = time.time_ns(), None
         if media is not None and mode != "check":  # a check seldom finds the job gone
             with contextlib.suppress(MediaReadError, RequestError):  # its owner's alone

@@ -287,12 +287,6 @@ class ItemQueue:
         """Return when the oldest waiting order was ordered, or None."""
         return min((each.since for each in self._requests.values() if each.items), default=None)
 
-    def num_held(self, namespace_digest: str) -> Counter[str]:
-        counts = Counter[str]()
-        for request in self._of(namespace_digest):
-            counts[request.place.fair_key.flow] += len(request.items)
-        return counts
-
     def _of(self, namespace_digest: str) -> list[_Request]:
         requests = self._requests.values()
         return [each for each in requests if each.items and each.place.namespace_digest == namespace_digest]

@@ -72,10 +72,6 @@ class Item:
     def in_flight(self) -> bool:
         return self.job_id is not None
 
-    @property
-    def is_retry(self) -> bool:
-        return self.retry_of is not None
-
 
 def transition(item: Item, to: ItemState) -> None:
     """Move `item` to `to`. Nothing else assigns `item.state`.

@@ -82,10 +82,6 @@ class ItemWait:
         """Rows of all items with known sizes; each takes a token's place."""
         return sum(self.sizes[item.mm_hash].num_embeds for item in self.items if item.mm_hash in self.sizes)
 
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
-
     def needs(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._needed
 

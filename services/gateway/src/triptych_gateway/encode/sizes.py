@@ -7,6 +7,7 @@ more, or now does. So the metadata that came last are right, and replace an entr
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
@@ -77,28 +78,18 @@ class SizesCache:
         self._local[mm_hash] = sizes
         return sizes
 
-    async def fetch_all_shared(
-        self, mm_hashes: Sequence[MmHash], timeout_s: float
-    ) -> dict[MmHash, ItemSizes]:
-        """Return the known sizes; none of them if the bus does not answer in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await asyncio.gather(*map(self.fetch_shared, mm_hashes))
-        except TimeoutError:
-            return {}
-        return {each: sizes for each, sizes in zip(mm_hashes, found, strict=True) if sizes is not None}
-
     async def find_all(
         self, mm_hashes: Sequence[MmHash], unknown: Collection[MmHash], timeout_s: float
     ) -> list[tuple[MmHash, ItemSizes, ItemSource]]:
         """Return known sizes with their source; the bus is asked for those in `unknown` alone."""
         local = {each: sizes for each in mm_hashes if (sizes := self.get_local(each)) is not None}
         missing = [each for each in mm_hashes if each in unknown and each not in local]
-        shared = await self.fetch_all_shared(missing, timeout_s)
-        return [
-            *((each, sizes, ItemSource.MEMORY) for each, sizes in local.items()),
-            *((each, sizes, ItemSource.REDIS) for each, sizes in shared.items()),
-        ]
+        found = [(each, sizes, ItemSource.MEMORY) for each, sizes in local.items()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                shared = zip(missing, await asyncio.gather(*map(self.fetch_shared, missing)), strict=True)
+                found += [(each, sizes, ItemSource.REDIS) for each, sizes in shared if sizes is not None]
+        return found
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         try:

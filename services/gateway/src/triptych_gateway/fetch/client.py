@@ -161,7 +161,7 @@ async def open_client(
             max_field_size=settings.fetch_max_header_bytes,
             max_headers=MAX_HEADERS,
         ) as client:
-            client._retry_connection = False  # noqa: SLF001 - attempts are counted by `RetryPolicy` alone
+            client._retry_connection = False  # noqa: SLF001 - attempts are counted by `SharedDownloads` alone
             yield client
     finally:
         await names.close()

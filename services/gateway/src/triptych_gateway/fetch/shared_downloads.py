@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Self
 
 from triptych_common.domain.errors import RequestError
@@ -32,25 +31,22 @@ MAX_WAIT_S = 2.0
 MAX_RETRY_AFTER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    max_attempts: int
+def retry_wait_s(
+    max_attempts: int, num_attempts: int, error: ServerFailedError, chance: float
+) -> float | None:
+    """Return the seconds until the next attempt after `num_attempts`; None: there is none.
 
-    def wait_s(self, num_attempts: int, error: ServerFailedError, chance: float) -> float | None:
-        """Return the seconds until the next attempt after `num_attempts`; None: there is none.
-
-        Args:
-            chance: number from 0 to 1 that spreads the retries of attempts that failed together.
-        """
-        if num_attempts >= self.max_attempts:
-            return None
-        doubled_s = min(FIRST_WAIT_S * 2.0 ** (num_attempts - 1), MAX_WAIT_S)
-        wait_s = doubled_s * (0.5 + chance / 2)
-        if error.retry_after_s is None:
-            return wait_s
-        if error.retry_after_s > MAX_RETRY_AFTER_S:
-            return None
-        return max(error.retry_after_s, wait_s)
+    `chance`, a number from 0 to 1, spreads the retries of attempts that failed together.
+    """
+    if num_attempts >= max_attempts:
+        return None
+    doubled_s = min(FIRST_WAIT_S * 2.0 ** (num_attempts - 1), MAX_WAIT_S)
+    wait_s = doubled_s * (0.5 + chance / 2)
+    if error.retry_after_s is None:
+        return wait_s
+    if error.retry_after_s > MAX_RETRY_AFTER_S:
+        return None
+    return max(error.retry_after_s, wait_s)
 
 
 class SharedDownload:
@@ -109,8 +105,7 @@ class SharedDownload:
 class SharedDownloads:
     def __init__(self, downloader: Downloader, settings: FetchSettings, metrics: GatewayMetrics) -> None:
         self._downloader = downloader
-        self._policy = RetryPolicy(settings.fetch_max_attempts)
-        self._timeout_s = settings.fetch_timeout_s
+        self._settings = settings
         self._metrics = metrics
         self._downloads: dict[CacheKey, SharedDownload] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -184,7 +179,7 @@ class SharedDownloads:
     async def _run(self, key: CacheKey, url: FetchUrl, download: SharedDownload) -> None:
         outcome: Downloaded | Exception
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._settings.fetch_timeout_s):
                 outcome = await self._attempt(key, url, download)
         except TimeoutError:
             outcome = download.out_of_time()
@@ -203,7 +198,7 @@ class SharedDownloads:
             try:
                 return await self._downloader.download(url, key.tenant_salt, download)
             except ServerFailedError as error:
-                wait_s = self._policy.wait_s(num_attempts, error, random.random())
+                wait_s = retry_wait_s(self._settings.fetch_max_attempts, num_attempts, error, random.random())
                 if wait_s is None:
                     raise
             self._metrics.fetch_retries.inc()

@@ -33,19 +33,6 @@ CHUNK_BYTES = 256 << 10
 T = TypeVar("T")
 
 
-def known_file(store: FileStore, owner: str, record: FileRecord, threads: Executor) -> KnownFile:
-    """Return the file for a request, with a reader of its bytes."""
-    return KnownFile(
-        record.file_id,
-        record.num_bytes,
-        record.media_digest,
-        record.modalities,
-        record.image_header,
-        partial(store.read_content, owner, record),
-        threads,
-    )
-
-
 class ExpirySweep:
     """Sweep of one gateway's files, asleep until the next one is due. `run` must run."""
 
@@ -120,7 +107,7 @@ class FileService:
         log.info("file stored", file_id=record.file_id, num_bytes=record.num_bytes, **caller.fields)
         self.expiry.note_file(record.expires_at)
         if self.ahead is not None:
-            self.ahead.add_file(known_file(self.store, caller.owner, record, self.threads), caller.salt)
+            self.ahead.add_file(self._known(caller.owner, record), caller.salt)
         await self.measure()
         return record.as_object()
 
@@ -138,7 +125,7 @@ class FileService:
     async def find_file(self, caller: Caller, file_id: str) -> KnownFile | None:
         """Return a file of the caller, or None. Raises RequestError: 503, the disk."""
         record = await self._run(lambda: self.store.find_file(caller.owner, file_id))
-        return None if record is None else known_file(self.store, caller.owner, record, self.threads)
+        return None if record is None else self._known(caller.owner, record)
 
     async def delete(self, caller: Caller, file_id: str) -> dict[str, Any]:
         """Delete the caller's file. Raises RequestError: 404."""
@@ -180,7 +167,7 @@ class FileService:
             elif part.modality not in record.modalities:
                 message = f"{part.path}: the file is not {part.modality} but {record.modalities[0]}"
                 raise RequestError(400, "invalid_file", message, part.path)
-            part.file = known_file(store, owner, record, self.threads)
+            part.file = self._known(owner, record)
         if self.ahead is not None:
             for file_id in named:
                 self.ahead.forget_file(file_id)
@@ -192,6 +179,18 @@ class FileService:
             return  # logged
         self.metrics.files_stored.set(use.num_files)
         self.metrics.files_stored_bytes.set(use.num_bytes)
+
+    def _known(self, owner: str, record: FileRecord) -> KnownFile:
+        """Return the file for a request, with a reader of its bytes."""
+        return KnownFile(
+            record.file_id,
+            record.num_bytes,
+            record.media_digest,
+            record.modalities,
+            record.image_header,
+            partial(self.store.read_content, owner, record),
+            self.threads,
+        )
 
     async def _pieces(self, content: OpenContent) -> AsyncIterator[bytes]:
         while piece := await self._run(lambda: content.read(CHUNK_BYTES)):

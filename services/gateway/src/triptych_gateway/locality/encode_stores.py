@@ -192,10 +192,6 @@ class EncodeStores:
     ) -> None:
         self._reads[namespace_digest] = _Read(backlogs, num_own, now)
 
-    def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
-        """Learn the rows of an item from its metadata."""
-        self.rows.observe(metadata)
-
     def choose(
         self,
         namespace_digest: str,

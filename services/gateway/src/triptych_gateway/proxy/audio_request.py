@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, container_of
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.files.upload_form import FILE_FIELD, UploadForm
+from triptych_gateway.request.chat_request import read_flag
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_body import body_too_large, header_of
 
-_FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 MAX_NAME_CHARS = 100  # of a field, in an error
 COUNT_FIELD = "max_completion_tokens"
 _BOUNDARY = secrets.token_hex(16)
@@ -81,19 +80,13 @@ async def read_audio_request(
         ClientDisconnect: the client went away.
     """
     form, sound, num_bytes = UploadForm.of_content_type(header_of(scope, b"content-type")), bytearray(), 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
+    async for chunk in Request(scope, receive).stream():
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise body_too_large(max_bytes)
         on_growth(2 * num_bytes)  # as it came, and in the form that is sent
         for piece in form.feed(chunk):
             sound += piece
-        if not message.get("more_body"):
-            break
     form.finish()
     fields = dict(form.fields)
     if "model" in fields:
@@ -119,18 +112,11 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
         form=form,
         content_type=f"multipart/form-data; boundary={_BOUNDARY}",
         model=fields.get("model", ""),
-        stream=_flag(fields, "stream"),
+        stream=read_flag(fields.get("stream") or "false", "stream"),
         inputs=endpoint.inputs,
         num_prompt_bytes=len(form) - len(sound),
         num_media_bytes=len(sound),
     )
-
-
-def _flag(fields: Mapping[str, str], name: str) -> bool:
-    try:
-        return _FLAG.validate_python(fields.get(name) or "false")
-    except ValidationError as error:
-        raise RequestError(400, "invalid_value", f"{name} must be true or false", name) from error
 
 
 def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:

@@ -42,7 +42,7 @@ from triptych_gateway.race import Guard, StepTimer
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
-from triptych_gateway.request.text_request import TextRequest
+from triptych_gateway.request.text_request import TextRequest, read_text_request
 from triptych_gateway.tracing.request_span import RequestSpan, request_span
 from triptych_gateway.tracing.trace_trust import address_of
 
@@ -294,7 +294,7 @@ class TextExchange(Exchange[TextRequest]):
 
     async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
         body = await self._read_body(booking, guard)
-        request = await self._services.text_parser.parse(body, self._endpoint, booking.resize)
+        request = await read_text_request(self._services.parser, body, booking.resize, self._endpoint)
         return request.with_model(self._resolve(request.model))
 
     async def _serve(

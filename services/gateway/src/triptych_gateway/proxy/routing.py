@@ -34,7 +34,7 @@ from triptych_gateway.routing.scheduling.candidates import (
 )
 from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.routing.variants import RouteDemand, join_host
-from triptych_gateway.tracing.trace_trust import address_of
+from triptych_gateway.tracing.trace_trust import comes_from
 
 SESSION_FIELDS = ("prompt_cache_key", "user")  # OpenAI's
 CUT_DEPTH = 3  # a message, its content, a part of it
@@ -90,7 +90,7 @@ def text_routing(request: TextRequest, session: str) -> RoutingRequest | None:
     if not request.is_computed:
         return None
     seed = (request.model, None, request.body.get(SALT_FIELD))
-    read_prompt = partial(_read_prompt, request.body, request.inputs, {}, seed)
+    read_prompt = partial(_read_prompt, request.body, request.endpoint.inputs, {}, seed)
     return RoutingRequest(request.model, session, (), request.num_prompt_bytes, read_prompt)
 
 
@@ -198,10 +198,7 @@ class RoutingHeaders:
             yield stage, _parse_hosts(name, value)
 
     def _is_front_end(self, scope: Scope, caller: Caller) -> bool:
-        if caller.key_name is not None and caller.key_name in self.keys:
-            return True
-        address = address_of(scope)
-        return address is not None and any(address in network for network in self.networks)
+        return caller.key_name in self.keys or comes_from(scope, self.networks)
 
 
 def _not_allowed(header: str) -> RequestError:

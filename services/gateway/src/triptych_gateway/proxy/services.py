@@ -20,7 +20,6 @@ from triptych_gateway.proxy.routing import RoutingHeaders
 from triptych_gateway.race import CutOff
 from triptych_gateway.request.chat_request import RequestParser
 from triptych_gateway.request.media import MediaIntake
-from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
@@ -59,7 +58,6 @@ class Services:
     metrics: GatewayMetrics
     access: AccessServices
     parser: RequestParser
-    text_parser: TextParser
     media: MediaServices
     instances: Instances
     forwarder: Forwarder

@@ -10,9 +10,8 @@ responses      as messages             event: response.completed
 
 from typing import Any
 
-import orjson
-
 from triptych_gateway.endpoints.endpoint import ChatForm
+from triptych_gateway.tracing.answer_facts import parse_object
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
@@ -95,9 +94,5 @@ def _error_of(event: bytes) -> dict[str, Any] | None:
         event = event.partition(b"\n")[2]
     if not event.startswith(b"data:"):
         return None
-    try:
-        data = orjson.loads(event[len(b"data:") :])
-    except orjson.JSONDecodeError:
-        return None
-    error = data.get("error") if isinstance(data, dict) else None
+    error = parse_object(event[len(b"data:") :]).get("error")
     return error if isinstance(error, dict) else None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
 
-import orjson
 from aiohttp import ClientResponse, ClientSession
 
 from triptych_common.domain.errors import RequestError, TriptychError
@@ -19,6 +18,7 @@ from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.proxy.sse import EventCutter, error_in_first_event
+from triptych_gateway.tracing.answer_facts import object_of, parse_object
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS, NotSentError, open_response
 
 log = get_logger(__name__)
@@ -174,13 +174,14 @@ async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 async def _code_of(response: ClientResponse) -> str | None:
-    """Return the code of an error answer, if it arrives at once."""
+    """Return the code of an error answer if it is a text, and arrives at once; else None."""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
             body = await _read_some(response)
     except (TimeoutError, *UPSTREAM_ERRORS):
         return None
-    return upstream_code(body)
+    code = object_of(parse_object(body).get("error")).get("code")
+    return code if isinstance(code, str) else None
 
 
 async def _read_some(response: ClientResponse) -> bytes:
@@ -196,23 +197,7 @@ def _content_type(response: ClientResponse) -> str:
 
 def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> RequestError:
     """Return the caller's error for an error answer of prefill_decode."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        parsed = None
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    return _from_error_object(status_code, error if isinstance(error, dict) else {}, endpoint)
-
-
-def upstream_code(body: bytes) -> str | None:
-    """Return the code of an error answer if it is a text, or None."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, str) else None
+    return _from_error_object(status_code, object_of(parse_object(body).get("error")), endpoint)
 
 
 def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:

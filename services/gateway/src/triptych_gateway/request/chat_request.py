@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import caller_salt
@@ -106,6 +106,7 @@ Parsed = TypeVar("Parsed")
 Body = TypeVar("Body", bound=BaseModel)
 
 DEFAULT_LIMITS = RequestSettings()
+_FLAG = TypeAdapter(bool)
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,14 @@ def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
         path = format_place(first["loc"])
         code = "missing_field" if first["type"] == "missing" else "invalid_value"
         raise RequestError(400, code, f"{path}: {first['msg']}", path) from error
+
+
+def read_flag(text: str, name: str) -> bool:
+    """Return a form's or a query's flag as vLLM reads it: "true" and "1" alike. Raises RequestError: 400."""
+    try:
+        return _FLAG.validate_python(text)
+    except ValidationError as error:
+        raise RequestError(400, "invalid_value", f"{name} must be true or false", name) from error
 
 
 def passed_body(fields: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:

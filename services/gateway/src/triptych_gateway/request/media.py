@@ -247,22 +247,17 @@ class MediaIntake:
     def _take(
         self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str
     ) -> TakenItem:
+        """Check and name one item; `fetched` None: its bytes are in the request."""
         try:
-            return self._check(part, fetched, request, namespace_digest)
+            content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
+            image = check_media(part, content, self.limits)
+            digest = (part.content_digest if fetched is None else "") or media_digest(content)
+            return self._naming(part, request, namespace_digest).name_item(part, content, digest, image)
         except Exception as error:
             if is_transient(error):
                 message = f"{part.path} cannot be read just now"
                 raise unavailable("no_resources", message, part.path) from error
             raise
-
-    def _check(
-        self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str
-    ) -> TakenItem:
-        content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
-        image = check_media(part, content, self.limits)
-        naming = self._naming(part, request, namespace_digest)
-        digest = part.content_digest if fetched is None else ""
-        return naming.name_item(part, content, digest or media_digest(content), image)
 
     def _naming(self, part: MediaPart, request: ChatRequest, namespace_digest: str) -> ItemNaming:
         return ItemNaming(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from triptych_common.domain.errors import RequestError
@@ -28,11 +28,7 @@ async def read_body(
     if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
         raise body_too_large(max_bytes)
     splitter = BodySplitter()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
+    async for chunk in Request(scope, receive).stream():
         if splitter.num_bytes + len(chunk) > max_bytes:
             raise body_too_large(max_bytes)
         on_growth(splitter.num_held + len(chunk))
@@ -41,8 +37,7 @@ async def read_body(
             await asyncio.sleep(0)
             splitter.feed(chunk[at : at + STEP])
         on_growth(splitter.num_held)
-        if not message.get("more_body"):
-            return splitter.finish()
+    return splitter.finish()
 
 
 def body_timeout() -> RequestError:

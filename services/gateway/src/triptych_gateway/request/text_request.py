@@ -6,7 +6,6 @@ vLLM, which validates it again.
 """
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from triptych_gateway.request.body_bounds import check_bounds, check_fields, pro
 from triptych_gateway.request.body_splitter import SplitBody
 from triptych_gateway.request.chat_request import (
     RequestOptions,
+    RequestParser,
     parse_object,
     passed_body,
     refuse_privileged,
@@ -39,7 +39,6 @@ class TextRequest:
     body: dict[str, Any]  # of `passed_body`, with the tenant's salt where it is one's
     model: str  # "": the caller names none
     stream: bool
-    inputs: tuple[str, ...]
     endpoint: Endpoint
     num_prompt_bytes: int
     checked_tokens: frozenset[str]
@@ -54,7 +53,7 @@ class TextRequest:
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked and self.is_computed:
-            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
+            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.endpoint.inputs)
 
     def of_tenant(self, salt: str) -> Self:
         return replace(self, body=salted_body(self.body, salt, self.endpoint))
@@ -96,32 +95,22 @@ def parse_text_request(
         body=passed_body(fields, endpoint),
         model=body.model or "",
         stream=endpoint.streams and bool(body.stream),
-        inputs=endpoint.inputs,
         endpoint=endpoint,
         num_prompt_bytes=len(raw),
         checked_tokens=guard.tokens_of(body.model or ""),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TextParser:
-    """Parser with a gateway's bounds; large bodies are parsed in a thread, and the event loop goes on."""
+async def read_text_request(
+    parser: RequestParser, body: SplitBody, on_growth: Callable[[int], None], endpoint: Endpoint
+) -> TextRequest:
+    """Return the request of `body`, as `RequestParser.parse` does for a chat."""
+    on_growth(body.num_bytes)
 
-    guard: PlaceholderGuard
-    limits: RequestSettings
-    options: RequestOptions
-    threads: Executor
+    def parse() -> TextRequest:
+        return parse_text_request(body.put_back(), endpoint, parser.guard, parser.limits, parser.options)
 
-    async def parse(
-        self, body: SplitBody, endpoint: Endpoint, on_growth: Callable[[int], None]
-    ) -> TextRequest:
-        """Return the request of `body`, which is empty then; `on_growth` is as in `RequestParser`."""
-        on_growth(body.num_bytes)
-
-        def parse() -> TextRequest:
-            return parse_text_request(body.put_back(), endpoint, self.guard, self.limits, self.options)
-
-        return await run_parse(self.threads, body.num_bytes, parse)
+    return await run_parse(parser.threads, body.num_bytes, parse)
 
 
 def _check_input(value: Any, path: str, max_messages: int, num_lists: int = 0) -> None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Self
 from urllib.parse import parse_qs, urlencode
 
-from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from triptych_common.bus import AsyncBus
@@ -28,7 +27,7 @@ from triptych_gateway.proxy.services import Services
 from triptych_gateway.proxy.streaming import ClientStream
 from triptych_gateway.proxy.upstream import RESPONSE_PARAM
 from triptych_gateway.race import Guard
-from triptych_gateway.request.chat_request import MEDIA_IO_FIELD, PROCESSOR_FIELD, ChatRequest
+from triptych_gateway.request.chat_request import MEDIA_IO_FIELD, PROCESSOR_FIELD, ChatRequest, read_flag
 from triptych_gateway.request.content_parts import MediaPart, Place, format_place, value_at
 from triptych_gateway.request.forms.responses import check_beside_media
 from triptych_gateway.request.media import TakenItem
@@ -187,7 +186,6 @@ def _other_options(name: str) -> RequestError:
 
 
 MAX_EVENTS = 10**9  # of one response
-_FLAG = TypeAdapter(bool)  # as vLLM reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +296,6 @@ class StoredExchange(_FoundExchange[TextRequest]):
             body={},
             model=record.model,
             stream=is_stream,
-            inputs=(),
             endpoint=self._endpoint,
             num_prompt_bytes=0,
             checked_tokens=frozenset(),
@@ -324,11 +321,7 @@ class StoredExchange(_FoundExchange[TextRequest]):
 def _stream_query(scope: Scope) -> tuple[bool, str]:
     """Return whether a stream is requested, and the query for prefill_decode. Raises RequestError: 400."""
     asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    try:
-        is_stream = _FLAG.validate_python(asked.get("stream", ["false"])[-1])
-    except ValidationError as error:
-        raise RequestError(400, "invalid_value", "stream must be true or false", "stream") from error
-    if not is_stream:
+    if not read_flag(asked.get("stream", ["false"])[-1], "stream"):
         return False, ""
     query = {"stream": "true"}
     after = asked.get("starting_after", [""])[-1]

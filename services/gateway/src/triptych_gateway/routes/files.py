@@ -67,9 +67,9 @@ class ContentResponse(Response):
                 log.info("client does not read", file_id=self._record.file_id)
 
 
-def file_routes(files: FileService | None, services: Services) -> APIRouter:
-    """Return the routes of files; without `files` they answer that no directory is set."""
-    router, limiter = APIRouter(), services.access.limiter
+def file_routes(services: Services) -> APIRouter:
+    """Return the routes of files; without a directory of files they answer that none is set."""
+    router, limiter, files = APIRouter(), services.access.limiter, services.media.files
 
     def admit(request: Request) -> tuple[FileService, Caller]:
         caller = services.access.api_keys.check_key(request.headers.get("authorization"))

@@ -5,25 +5,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from triptych_common import release
-from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
-from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.encode.scrape_gauges import StreamLags, WaitingWork
 from triptych_gateway.endpoints.local_endpoints import HEALTH, LIVE, METRICS, PING, READY, VERSION
-from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.gateway import Gateway
 from triptych_gateway.routes.local import add_route
-from triptych_gateway.routing.registry_view import RegistryView
 
 
-def health_routes(
-    view: RegistryView,
-    registration: Registration,
-    limiter: RequestLimiter,
-    metrics: GatewayMetrics,
-    stream_lags: StreamLags,
-    waiting_work: WaitingWork,
-) -> APIRouter:
-    router = APIRouter()
+def health_routes(gateway: Gateway) -> APIRouter:
+    router, view, registration = APIRouter(), gateway.view, gateway.registration
 
     def is_ready() -> bool:
         """Return whether an instance serves. Text requests need neither Redis nor an encoder: a balancer that
@@ -43,15 +32,14 @@ def health_routes(
             "redis": view.is_fresh,
             "draining": registration.record.draining,
             "encoder_available": bool(view.encoding),
-            "num_requests": limiter.num_requests,
+            "num_requests": gateway.services.access.limiter.num_requests,
             "instances": [
                 {
                     "instance": r.instance,
                     "role": r.role,
                     "model": r.model,
-                    "num_adapters": len(
-                        r.adapters
-                    ),  # their names may tell of tenants, and no key is asked for
+                    # The adapters' names may tell of tenants, and no key is asked for.
+                    "num_adapters": len(r.adapters),
                     "draining": r.draining,
                     "release": r.release,
                     "namespace_digest": r.namespace_digest,
@@ -68,9 +56,9 @@ def health_routes(
         )
 
     async def metrics_text() -> Response:
-        waiting_work.measure()
-        await stream_lags.measure()
-        return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        gateway.waiting_work.measure()
+        await gateway.stream_lags.measure()
+        return Response(gateway.services.metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_version() -> dict[str, str]:
         return {"version": release()}

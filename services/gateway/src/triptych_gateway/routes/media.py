@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache, media_gone
+from triptych_gateway.encode.media_cache import MEDIA_PATH, media_gone
 from triptych_gateway.errors import unavailable
+from triptych_gateway.gateway import Gateway
 
 log = get_logger(__name__)
 
@@ -28,14 +28,9 @@ class MediaAnswer(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(
-        self, token: str, media_cache: MediaCache, orders: EncodeOrders, places: asyncio.Semaphore
-    ) -> None:
+    def __init__(self, token: str, gateway: Gateway, places: asyncio.Semaphore) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
-        self._token = token
-        self._media_cache = media_cache
-        self._orders = orders
-        self._places = places
+        self._token, self._gateway, self._places = token, gateway, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -50,13 +45,13 @@ class MediaAnswer(Response):
 
     async def _content(self) -> bytes:
         """Return the bytes. Raises RequestError: 404, which fails the item if it cannot be read."""
-        slot = self._media_cache.media_by_token(self._token)
+        slot = self._gateway.media_cache.media_by_token(self._token)
         if slot is None:
             raise media_gone()
         try:
             return await slot.fetch()
         except RequestError as error:
-            self._orders.on_media_failed(slot.mm_hash, error)
+            self._gateway.orders.on_media_failed(slot.mm_hash, error)
             raise media_gone() from error  # a 503 would be asked again
 
     async def _send_pieces(self, content: bytes, send: Send) -> None:
@@ -74,12 +69,12 @@ class MediaAnswer(Response):
             log.info("encoder does not read the media that it asked for")
 
 
-def media_routes(media_cache: MediaCache, orders: EncodeOrders, max_sends: int) -> APIRouter:
+def media_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter()
-    places = asyncio.Semaphore(max_sends)
+    places = asyncio.Semaphore(gateway.settings.max_media_sends)
 
     @router.get(MEDIA_PATH + "/{token}")
     async def fetch(token: str) -> Response:
-        return MediaAnswer(token, media_cache, orders, places)
+        return MediaAnswer(token, gateway, places)
 
     return router

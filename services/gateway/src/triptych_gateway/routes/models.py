@@ -5,15 +5,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from triptych_gateway.access.auth import ApiKeys, Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.endpoints.local_endpoints import GET_MODEL, LIST_MODELS
 from triptych_gateway.errors import model_not_found
+from triptych_gateway.proxy.services import Services
 from triptych_gateway.routes.local import add_route
-from triptych_gateway.routing.instances import Instances
 
 
-def model_routes(api_keys: ApiKeys, instances: Instances) -> APIRouter:
-    router = APIRouter()
+def model_routes(services: Services) -> APIRouter:
+    router, api_keys, instances = APIRouter(), services.access.api_keys, services.instances
     created = int(time.time())
     view, models = instances.view, instances.models
 

@@ -4,21 +4,19 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from triptych_common.coordination import Registration
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.access.auth import ApiKeys, Caller
+from triptych_gateway.access.auth import Caller
 from triptych_gateway.endpoints.local_endpoints import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
+from triptych_gateway.gateway import Gateway
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.ui.live_view import PAGE, PAGE_HEADERS, EventStream, LiveView, read_page_files
 from triptych_gateway.ui.system_view import SystemView
 
 
-def ui_routes(
-    recents: RecentRequests | None, api_keys: ApiKeys, registration: Registration, system: SystemView
-) -> APIRouter:
-    """Return the routes of the page; without `recents` it is not enabled."""
-    router = APIRouter()
+def ui_routes(gateway: Gateway) -> APIRouter:
+    """Return the routes of the page; without recent requests it is not enabled."""
+    router, recents, system = APIRouter(), gateway.services.recents, SystemView(gateway)
     page_files = {} if recents is None else read_page_files()
 
     def enabled() -> RecentRequests:
@@ -27,7 +25,7 @@ def ui_routes(
         return recents
 
     def caller_of(request: Request) -> Caller:
-        return api_keys.check_key(request.headers.get("authorization"))
+        return gateway.services.access.api_keys.check_key(request.headers.get("authorization"))
 
     async def file_of_page(file: str) -> Response:
         enabled()
@@ -49,9 +47,7 @@ def ui_routes(
         caller = caller_of(request)
         return EventStream(
             LiveView(caller, enabled(), system),
-            enabled(),
-            system,
-            is_over=lambda: registration.record.draining,
+            is_over=lambda: gateway.registration.record.draining,
             has_rights=lambda: caller_of(request).sees_as(caller),
         )
 

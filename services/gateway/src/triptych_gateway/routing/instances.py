@@ -56,7 +56,7 @@ class Instances:
         Raises:
             RequestError: it is not, and does not come back in time; the same below.
         """
-        await self._wait(model, lambda: model in self.view.models or None)
+        await self.wait_chosen(model, lambda: model in self.view.models or None)
 
     def only_model(self, may_use: Callable[[str], bool]) -> str:
         """Return the model for a request that names none: the only one that its caller may use, no adapter.
@@ -131,9 +131,6 @@ class Instances:
             return frozenset()
         return None if len(variants) == 1 and not demand.hosts else own.instances
 
-    async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
-        return await self._wait(model, choose)
-
     def _variants_of(self, model: str, demand: RouteDemand) -> tuple[Variant, ...]:
         """Return the variants of instances that `demand` names, and of pairs with their other halves."""
         if not demand.hosts:
@@ -146,7 +143,8 @@ class Instances:
         ]
         return self.view.variants_among(instances_of(named, model))
 
-    async def _wait(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
+    async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
+        """Return what `choose` finds, once it finds something; raises as `wait_model` does."""
         if (chosen := choose()) is not None:
             return chosen
         try:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.ids import Name
 from triptych_common.runtime.yaml_file import YamlFileError, read_yaml_file
+from triptych_gateway.errors import first_fault
 
 MAX_WEIGHT = 1_000_000
 
@@ -62,9 +63,7 @@ def read_models_file(path: Path) -> ModelsFile:
     try:
         return ModelsFile.model_validate(content or {})
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the file"
-        raise ModelsFileError(f"the file of models {path}: {place}: {fault['msg']}") from None
+        raise ModelsFileError(f"the file of models {path}: {first_fault(error)}") from None
 
 
 class ServedModels:

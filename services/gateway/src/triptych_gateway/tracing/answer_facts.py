@@ -64,7 +64,7 @@ class AnswerFacts:
             self._usage = usage_at_end(body)
             return
         self._head = _parse(body)
-        self._usage = _dict(self._head.get("usage"))
+        self._usage = object_of(self._head.get("usage"))
         self._take_reasons(self._head)
 
     def attributes(self) -> Facts:
@@ -77,7 +77,7 @@ class AnswerFacts:
                         self._take_reasons(event)
             if _USAGE in events:
                 for event in _objects(events, _USAGE):
-                    self._usage = _dict(_held(event).get("usage")) or usage_at_end(events)
+                    self._usage = object_of(_held(event).get("usage")) or usage_at_end(events)
         found: Facts = {}
         for name, attribute in (("id", attributes.RESPONSE_ID), ("model", attributes.RESPONSE_MODEL)):
             if isinstance(value := self._head.get(name), str):
@@ -93,13 +93,13 @@ class AnswerFacts:
         return found
 
     def _take_reasons(self, answer: dict[str, Any]) -> None:
-        reason = _dict(answer.get("delta")).get("stop_reason") or answer.get("stop_reason")
+        reason = object_of(answer.get("delta")).get("stop_reason") or answer.get("stop_reason")
         if isinstance(reason, str):
             self._reasons[0] = reason[:MAX_CHARS]
         choices = answer.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            reason = _dict(choice).get("finish_reason")
-            index = _dict(choice).get("index", 0)
+            reason = object_of(choice).get("finish_reason")
+            index = object_of(choice).get("index", 0)
             if isinstance(reason, str) and isinstance(index, int) and len(self._reasons) < MAX_CHOICES:
                 self._reasons[index] = reason[:MAX_CHARS]
 
@@ -111,7 +111,7 @@ def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _held(event: dict[str, Any]) -> dict[str, Any]:
-    return next((_dict(event[name]) for name in _HOLDERS if name in event), event)
+    return next((object_of(event[name]) for name in _HOLDERS if name in event), event)
 
 
 def usage_at_end(body: bytes) -> dict[str, Any]:
@@ -126,17 +126,23 @@ def usage_at_end(body: bytes) -> dict[str, Any]:
         )
     except ValueError:
         return {}
-    return _dict(found)
+    return object_of(found)
 
 
 def _parse(text: bytes) -> dict[str, Any]:
     if len(text) > MAX_PARSED_BYTES:
         return {}
+    return parse_object(text)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Return the object in an answer's JSON text; {} if there is none, as in `[DONE]`."""
     try:
-        return _dict(orjson.loads(text))
-    except orjson.JSONDecodeError:  # `[DONE]`
+        return object_of(orjson.loads(text))
+    except orjson.JSONDecodeError:
         return {}
 
 
-def _dict(value: object) -> dict[str, Any]:
+def object_of(value: object) -> dict[str, Any]:
+    """Return `value` if it is an object, else {}."""
     return value if isinstance(value, dict) else {}

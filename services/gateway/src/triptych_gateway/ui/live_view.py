@@ -82,8 +82,8 @@ class LiveView:
 
     def __init__(self, caller: Caller, recents: RecentRequests, system: SystemView) -> None:
         self._caller = caller
-        self._recents = recents
-        self._system = system
+        self.recents = recents
+        self.source = system
 
     @property
     def owner(self) -> str | None:
@@ -91,12 +91,12 @@ class LiveView:
         return None if self._caller.is_operator else self._caller.owner
 
     async def system(self) -> dict[str, Any]:
-        known = await self._system.describe(self._caller)
+        known = await self.source.describe(self._caller)
         if self._caller.is_operator:
             totals = {
-                "num_requests": self._recents.num_requests,
-                "num_items": self._recents.num_items,
-                "avoided": dict(self._recents.avoided),
+                "num_requests": self.recents.num_requests,
+                "num_items": self.recents.num_items,
+                "avoided": dict(self.recents.avoided),
             }
             known["since_start"] = totals
         return known
@@ -104,10 +104,10 @@ class LiveView:
     async def snapshot(self) -> dict[str, Any]:
         """Return the whole view; requests with the oldest first."""
         known = await self.system()
-        return {"system": known, "requests": self.as_json(self._recents.visible_to(self.owner))}
+        return {"system": known, "requests": self.as_json(self.recents.visible_to(self.owner))}
 
     def running(self) -> list[RecentRequest]:
-        return [each for each in self._recents.visible_to(self.owner) if each.status is None]
+        return [each for each in self.recents.visible_to(self.owner) if each.status is None]
 
     def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:
         now = time.monotonic()
@@ -118,24 +118,18 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        view: LiveView,
-        recents: RecentRequests,
-        system: SystemView,
-        is_over: Callable[[], bool],
-        has_rights: Callable[[], bool],
+        self, view: LiveView, *, is_over: Callable[[], bool], has_rights: Callable[[], bool]
     ) -> None:
-        """Store the sources; `is_over` is True when the gateway shuts down, `has_rights` while the caller's
+        """Store the view; `is_over` is True when the gateway shuts down, `has_rights` while the caller's
         key has its first rights (RequestError when it is no longer valid).
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._view, self._recents, self._system = view, recents, system
-        self._is_over, self._has_rights = is_over, has_rights
+        self._view, self._is_over, self._has_rights = view, is_over, has_rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._recents.listen(self._view.owner) as listener:
-            async with self._system.store.hold():
+        with self._view.recents.listen(self._view.owner) as listener:
+            async with self._view.source.store.hold():
                 try:
                     await race(self._write(listener, send), wait_disconnect(receive, lambda: False))
                 except ClientDisconnect:

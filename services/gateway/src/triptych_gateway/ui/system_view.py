@@ -7,17 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from triptych_common.coordination import Registration
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import AsyncStoreSession
 from triptych_gateway.access.auth import Caller
-from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.encode.scrape_gauges import StreamLags
-from triptych_gateway.encode.sizes import SizesCache
-from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import ENCODING_ROLES, Router
+from triptych_gateway.gateway import Gateway
+from triptych_gateway.routing.router import ENCODING_ROLES
 
 TIMEOUT_S = 0.5
 
@@ -70,26 +66,11 @@ DIGEST_CHARS = 12  # of a namespace's, which are shown
 
 
 class SystemView:
-    def __init__(
-        self,
-        *,
-        registration: Registration,
-        view: RegistryView,
-        router: Router,
-        limiter: RequestLimiter,
-        max_requests: int,
-        sizes: SizesCache,
-        stream_lags: StreamLags,
-        store: StoreReader,
-    ) -> None:
-        self._registration = registration
-        self._view = view
-        self._router = router
-        self._limiter = limiter
-        self._max_requests = max_requests
-        self._sizes = sizes
-        self._stream_lags = stream_lags
-        self.store = store
+    def __init__(self, gateway: Gateway) -> None:
+        settings = gateway.settings
+        self._gateway, self._view = gateway, gateway.view
+        self._limiter = gateway.services.access.limiter
+        self.store = StoreReader(settings.store_socket, f"{settings.instance}/ui")
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
         self._in_hand: dict[str, int] = {}
@@ -97,7 +78,7 @@ class SystemView:
 
     async def describe(self, caller: Caller) -> dict[str, Any]:
         """Return what `caller` may see: instances and models; an operator also sees each one's load."""
-        own = self._registration.record
+        own = self._gateway.registration.record
         known = {
             "gateway": own.instance,
             "now_s": round(time.time(), 3),
@@ -129,20 +110,20 @@ class SystemView:
         async with self._reading:
             if time.monotonic() - self._read_at < READ_INTERVAL_S:
                 return
-            await self._stream_lags.measure()
-            self._in_hand = await self._stream_lags.read_in_hand()
+            await self._gateway.stream_lags.measure()
+            self._in_hand = await self._gateway.stream_lags.read_in_hand()
             self._stats = await self.store.read()
             self._read_at = time.monotonic()
 
     def _load(self) -> dict[str, Any]:
-        lags = self._stream_lags
+        lags, sizes = self._gateway.stream_lags, self._gateway.orders.sizes
         return {
             "num_requests": self._limiter.num_requests,
-            "max_requests": self._max_requests,
+            "max_requests": self._gateway.settings.max_requests_in_flight,
             "media_bytes": self._limiter.media_bytes,
             "max_media_bytes": self._limiter.max_media_bytes,
-            "num_sizes": len(self._sizes),
-            "max_sizes": self._sizes.max_items,
+            "num_sizes": len(sizes),
+            "max_sizes": sizes.max_items,
             "queues": [
                 {
                     "namespace": stream[0][:DIGEST_CHARS],
@@ -160,11 +141,13 @@ class SystemView:
         """Return this gateway's requests or jobs at the instance; None if it does not know."""
         if record.role is Role.GATEWAY:
             return (
-                self._limiter.num_requests if record.instance == self._registration.record.instance else None
+                self._limiter.num_requests
+                if record.instance == self._gateway.registration.record.instance
+                else None
             )
         if record.role is Role.ENCODE:
             return self._in_hand.get(record.instance, 0)
-        return self._router.num_in_flight(record.instance)
+        return self._gateway.router.num_in_flight(record.instance)
 
 
 def _stages_of(record: InstanceRecord) -> list[str]:

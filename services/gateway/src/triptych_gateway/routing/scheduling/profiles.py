@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.runtime.yaml_file import YamlFileError, read_yaml_file
+from triptych_gateway.errors import first_fault
 from triptych_gateway.routing.scheduling.candidates import (
     Candidate,
     Filter,
@@ -253,9 +254,7 @@ def read_profiles(path: Path | None) -> RoutingProfiles:
     try:
         said = RoutingProfiles.model_validate({"default": {}, **content})
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        named = ".".join(map(str, fault["loc"]))
-        raise RoutingFileError(f"the routing file {path}: {named}: {fault['msg']}"[:1000]) from None
+        raise RoutingFileError(f"the routing file {path}: {first_fault(error)}"[:1000]) from None
     return said if "default" in content else _changed(said)
 
 
