@@ -1,6 +1,5 @@
 """The choice of the transports by which an agent sends and takes entries."""
 
-
 import pytest
 from pydantic import ValidationError
 
