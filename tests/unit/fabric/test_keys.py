@@ -1,10 +1,14 @@
 """Proofs are good for one connection and one side; keys that others can read are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from triptych_fabric.wire.keys import Credentials, FabricKeyError, load_credentials, transcript
+from triptych_common.protocol.messages import FabricTransport
+from triptych_fabric.wire.frames import FABRIC_VERSION
+from triptych_fabric.wire.handshake import LinkChallenge, LinkHello, transcript_of
+from triptych_fabric.wire.keys import Credentials, FabricKeyError, load_credentials, new_nonce, transcript
 
 KEY = Credentials(b"k" * 32)
 FACTS = ("1", "store-a", "store-b", "11", "22", "tcp")
@@ -23,6 +27,35 @@ def test_a_proof_is_of_one_connection(changed: bytes) -> None:
     proof = KEY.proof("source", TRANSCRIPT)
     assert KEY.is_proof(proof, "source", TRANSCRIPT)
     assert not KEY.is_proof(proof, "source", changed)
+
+
+HELLO = LinkHello(
+    version=FABRIC_VERSION,
+    source="store-a",
+    target="store-b",
+    target_generation=1,
+    transport=FabricTransport.TCP,
+    nonce="1" * len(new_nonce()),
+)
+CHALLENGE = LinkChallenge(nonce="2" * len(HELLO.nonce))
+
+
+@pytest.mark.parametrize(
+    ("hello", "nonce", "certificate"),
+    [
+        ({"source": "store-c"}, CHALLENGE.nonce, b"certificate"),
+        ({"target": "store-c"}, CHALLENGE.nonce, b"certificate"),
+        ({"transport": FabricTransport.NIXL}, CHALLENGE.nonce, b"certificate"),
+        ({"nonce": "3" * len(HELLO.nonce)}, CHALLENGE.nonce, b"certificate"),
+        ({}, "3" * len(HELLO.nonce), b"certificate"),
+        ({}, CHALLENGE.nonce, b"another"),
+        ({}, CHALLENGE.nonce, b""),
+    ],
+)
+def test_both_sides_prove_all_of_a_handshake(hello: dict[str, Any], nonce: str, certificate: bytes) -> None:
+    changed = HELLO.model_copy(update=hello), LinkChallenge(nonce=nonce), certificate
+    assert transcript_of(HELLO, CHALLENGE, b"certificate") == transcript_of(HELLO, CHALLENGE, b"certificate")
+    assert transcript_of(*changed) != transcript_of(HELLO, CHALLENGE, b"certificate")
 
 
 def test_a_proof_is_of_one_side_and_key() -> None:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from triptych_vllm_connector.grammars import mask_threads
 from triptych_vllm_connector.grammars.mask_threads import MaskThreads
 
 LIMIT_S = 60.0
@@ -96,10 +97,28 @@ def test_a_mask_that_takes_cpu_time_is_left() -> None:
     assert busy.calls == ["make", "leave"]
 
 
+def test_a_step_waits_while_as_many_threads_are_left_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_threads, "MAX_LEFT", 1)
+    threads, first, second = MaskThreads(), Mask(0.0, is_free=False), Mask(0.0)
+    threads.make([first])
+    threads.make([second])
+    assert (first.calls, second.calls) == (["make", "leave"], ["make", "finish"])
+    first.may_go.set()
+    assert first.thread is not None
+    first.thread.join(LIMIT_S)
+    third = Mask(0.0, is_free=False)
+    threads.make([third])
+    assert third.calls == ["make", "leave"], "the first thread has ended"
+    third.may_go.set()
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_an_error_reaches_the_caller_and_the_threads_go_on(num_threads: int) -> None:
-    threads, wrong, right = MaskThreads(), Mask(error=RuntimeError("no mask")), Mask()
+    threads, masks = MaskThreads(), [Mask(error=RuntimeError("no mask")), Mask()]
     with pytest.raises(RuntimeError, match="no mask"):
-        threads.make([wrong, Mask()], num_threads)
-    threads.make([right])
-    assert right.calls == ["make", "finish"]
+        threads.make(masks, num_threads)
+    used = {each.thread for each in masks if each.thread is not None}
+    assert len(used) == num_threads
+    again = [Mask() for _ in range(num_threads)]
+    threads.make(again, num_threads)
+    assert {each.thread for each in again} == used

@@ -1,9 +1,11 @@
 """CPU of a compiled grammar with each token is bounded in vLLM's own class."""
 
+import gc
 import json
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +87,19 @@ def test_a_grammar_whose_cost_grows_with_the_answer_ends_its_request() -> None:
 )
 def test_ordinary_grammars_have_all_their_tokens(job: GrammarJob) -> None:
     assert num_accepted(job) == MAX_TOKENS
+
+
+def test_a_grammar_is_freed_with_its_last_use() -> None:
+    """Its memory is xgrammar's: a collector of circles would not know how much it is."""
+    grammar = made(GrammarJob("regex", "[a-z]*"))
+    grammar.fill_bitmask(xgrammar.allocate_token_bitmask(1, NUM_TOKENS), 0)
+    is_freed = weakref.ref(grammar)
+    gc.disable()
+    try:
+        del grammar
+        assert is_freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_refused_draft_token_ends_its_request_though_later_ones_cost_nothing(

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
+MAX_LEFT = 16
+"""Threads that are left behind at once; while there are as many, a step waits for whatever a mask takes."""
 _LOWEST_PRIORITY = 19
 _BETWEEN_S = 0.01
 """Seconds until the engine's thread first looks at how long a mask takes, and between two masks."""
@@ -43,6 +45,7 @@ class MaskThreads:
 
     def __init__(self) -> None:
         self._free: list[_Thread] = []
+        self._left: list[_Thread] = []
 
     def make(self, masks: Sequence[Mask], num_threads: int = 1) -> None:
         """Make masks, or leave those behind that take too long. May be called in several threads.
@@ -52,8 +55,10 @@ class MaskThreads:
         """
         num_each = -(-len(masks) // num_threads)
         parts = [masks[first : first + num_each] for first in range(0, len(masks), num_each or 1)]
-        for thread, task in [self._start(part) for part in parts]:
-            self._finish(thread, task)
+        started = [self._start(part) for part in parts]
+        errors = [error for each in started if (error := self._finish(*each)) is not None]
+        if errors:
+            raise errors[0]
 
     def _start(self, masks: Sequence[Mask]) -> tuple["_Thread", "_Task"]:
         try:
@@ -64,14 +69,17 @@ class MaskThreads:
         thread.tasks.put(task)
         return thread, task
 
-    def _finish(self, thread: "_Thread", task: "_Task") -> None:
-        while (late := task.wait(time.pthread_getcpuclockid(thread.ident))) is not None:
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
+    def _finish(self, thread: "_Thread", task: "_Task") -> BaseException | None:
+        while (late := task.wait(thread, may_leave=self._may_leave())) is not None:
             late.leave()
+            self._left.append(thread)
             thread, task = self._start(task.masks[task.num_done + 1 :])
         self._free.append(thread)
-        if task.error is not None:
-            raise task.error
+        return task.error
+
+    def _may_leave(self) -> bool:
+        self._left = [each for each in self._left if each.is_alive()]
+        return len(self._left) < MAX_LEFT
 
 
 class _Thread(threading.Thread):
@@ -119,25 +127,22 @@ class _Task:
             with self._lock:
                 if self._is_left:
                     return False
-            self.error = error
+                self._began_s, self.error = None, error
         self._is_done.set()
         return True
 
-    def wait(self, cpu_clock: int) -> Mask | None:
-        """Wait until the masks are made. Return the one that takes too long, with which the thread is left.
-
-        Args:
-            cpu_clock: id of the clock of the thread's CPU time.
-        """
-        wait_s = _BETWEEN_S
-        while not self._is_done.wait(wait_s):
+    def wait(self, thread: _Thread, *, may_leave: bool) -> Mask | None:
+        """Wait until the masks are made. Return the one that takes too long, with which `thread` is left."""
+        clock, wait_s = time.pthread_getcpuclockid(thread.ident), _BETWEEN_S
+        while not self._is_done.wait(wait_s if may_leave else None):
             with self._lock:
                 if self._began_s is None:
                     wait_s = _BETWEEN_S
                     continue
                 mask = self.masks[self.num_done]
-                wait_s = mask.longest_s() - (time.clock_gettime(cpu_clock) - self._began_s)
-                if wait_s <= 0:
+                wait_s = mask.longest_s() - (time.clock_gettime(clock) - self._began_s)
+                if wait_s <= 0:  # the thread needs the lock before it can end
+                    os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
                     self._is_left = True
                     return mask
         return None

@@ -153,7 +153,8 @@ def bound_token_cost() -> None:
     def fill_counted(self: Any, bitmask: Any, idx: int) -> None:
         account, mask = _account_of(self), _mask_of(self)
         if mask is None:
-            mask = GrammarMask(functools.partial(fill_bitmask, self), account, bitmask)
+            # The matcher's function, not the grammar's: a circle would keep both from being freed at once.
+            mask = GrammarMask(self.matcher.fill_next_token_bitmask, account, bitmask)
             setattr(self, _MASK, mask)
         if mask.filled_in != step.number or not mask.is_new:
             if mask.filled_in == step.number:
@@ -213,6 +214,7 @@ def bound_token_cost() -> None:
 
     replace(Grammar, "fill_bitmask", fill_counted, used_by=(Manager._fill_bitmasks,))
     replace(Grammar, "accept_tokens", accept_counted, used_by=(Manager.accept_tokens,))
+    require_names((fill_bitmask,), "matcher", "fill_next_token_bitmask")
     require_names((validate_tokens,), "accept_token", "is_terminated", "rollback")
     replace(Grammar, "validate_tokens", validate_counted, used_by=(Manager.validate_tokens,))
     replace(Grammar, "rollback", rollback_unless_left, used_by=(grammar_bitmask,))

@@ -136,7 +136,7 @@ def greet_receiver(
         )
         talk.send(hello)
         challenge = talk.receive_answer(LinkChallenge)
-        facts = _transcript(hello, challenge, certificate)
+        facts = transcript_of(hello, challenge, certificate)
         talk.send(LinkProof(proof=credentials.proof("source", facts)))
         welcome = talk.receive_answer(LinkWelcome)
     except (ssl.SSLError, PeerAlertError, MalformedMessageError) as error:
@@ -167,7 +167,7 @@ def admit_sender(
             talk.refuse("it speaks another version", RefusalReason.VERSION)
         challenge = LinkChallenge(nonce=new_nonce())
         talk.send(challenge)
-        facts = _transcript(hello, challenge, certificate)
+        facts = transcript_of(hello, challenge, certificate)
         proof = read_body(LinkProof, talk.receive())
     except (ssl.SSLError, MalformedMessageError) as error:
         raise LinkRefusedError(f"the peer is no agent of this fabric: {_describe(error)}") from error
@@ -194,8 +194,8 @@ def _describe(error: Exception) -> str:
     return str(error)
 
 
-def _transcript(hello: LinkHello, challenge: LinkChallenge, certificate: bytes) -> bytes:
-    """Facts of this connection, with the DER certificate of the receiver's agent."""
+def transcript_of(hello: LinkHello, challenge: LinkChallenge, certificate: bytes) -> bytes:
+    """Return the facts of a connection, with the DER certificate of the receiver's agent."""
     binding = hashlib.sha256(certificate).digest() if certificate else b""
     facts = hello.source, hello.target, hello.nonce, challenge.nonce, hello.transport.value
     return transcript(str(FABRIC_VERSION), *facts, binding=binding)
