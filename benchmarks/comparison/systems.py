@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,10 @@ from comparison.arms import Arm, Kind
 from comparison.cores import CorePlan, hold_to
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path.append(str(BENCHMARKS.parent))  # for tests.support
+
+from tests.support.process_ends import end_group  # noqa: E402
+
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 0.2
@@ -227,13 +230,7 @@ def _process(
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
 
 
 def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:

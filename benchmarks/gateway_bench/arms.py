@@ -14,7 +14,7 @@ import httpx
 
 from gateway_bench.upstream import MODEL
 from tests.conftest import embedded_redis
-from tests.support.stores import end_process
+from tests.support.process_ends import end_process
 from triptych_cli.system.machine import free_ports
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry

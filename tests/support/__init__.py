@@ -1,4 +1,4 @@
-"""What tests share: models, fakes and machinery. Type-checked strictly, unlike test modules.
+"""Models, fakes and machinery that tests share. mypy checks them strictly, unlike test modules.
 
 fast/             the whole system as real processes without vLLM, with faults at any step
 real/             the whole system with real engines, as `./triptych up` starts it

@@ -154,15 +154,20 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The kernel's fields behind the process's name; none for one that has ended."""
+    return _read(pid, "stat").rpartition(b")")[2].split()
+
+
 def _parent(pid: int) -> int:
     """0 for a process that has ended."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = _stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def _start_time(pid: int) -> str:
     """In the kernel's ticks; empty for a process that has ended."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = _stat(pid)
     return "" if not fields or fields[0] in (b"Z", b"X") else fields[19].decode()
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.support.process_ends import end_process
 from triptych_cache_store.core.recovery import IsIntact, recover, trust
 from triptych_cache_store.core.state import StoreIdentity
 from triptych_cache_store.core.store_core import StoreCore
@@ -22,7 +23,6 @@ from triptych_common.region.layout import RegionLayout
 from triptych_common.store_session import Push, StoreSession
 
 START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 15.0
 RETRY_S = 0.02
 
 
@@ -43,16 +43,6 @@ def core_on(
     state = make_state(memoryview(region), identity, limits or Limits(), slab)
     recover(state, is_alive=is_alive, namespace=None, now=now, is_intact=is_intact)
     return StoreCore(state, is_connected=is_connected, is_alive=is_alive)
-
-
-def end_process(process: "subprocess.Popen[bytes]", with_signal: signal.Signals = signal.SIGTERM) -> int:
-    """Send the signal, wait, and kill a process that does not end in time; returns its exit status."""
-    process.send_signal(with_signal)
-    try:
-        return process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait(STOP_TIMEOUT_S)
 
 
 def stats_of(socket: Path) -> StoreStats:

@@ -1,4 +1,4 @@
-"""What the tests of a real cache_store write into it."""
+"""Entries that the tests of a real cache_store write into it."""
 
 import torch
 

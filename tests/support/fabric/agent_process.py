@@ -9,7 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.support.stores import START_TIMEOUT_S, end_process
+from tests.support.process_ends import end_process
+from tests.support.stores import START_TIMEOUT_S
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 

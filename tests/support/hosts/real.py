@@ -15,7 +15,8 @@ from tests.support.hosts.control_redis import ControlRedis, control_redis
 from tests.support.hosts.layout import CONTROL, FABRIC_PORT, KEY
 from tests.support.hosts.network import Network
 from tests.support.leftovers import store_leftovers
-from tests.support.real.system import EXACT, MODEL, SPANS_TIMEOUT_S, START_TIMEOUT_S, Server, end_group
+from tests.support.process_ends import end_group
+from tests.support.real.system import EXACT, MODEL, SPANS_TIMEOUT_S, START_TIMEOUT_S, Server
 from tests.support.real.warm.preload import ENVIRONMENT
 from tests.support.stores import stats_of
 from tests.support.waiting import wait_until

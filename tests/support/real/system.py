@@ -24,6 +24,7 @@ import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from tests.support.process_ends import end_group
 from tests.support.real.warm import client as warm
 from tests.support.real.warm.preload import ENVIRONMENT
 from tests.support.stores import stats_of
@@ -302,17 +303,6 @@ class StartedServer(Server):
         wait_until(
             lambda: _answers(port, self.process, self.log), START_TIMEOUT_S, f"{self.log.stem} answers"
         )
-
-
-def end_group(process: "warm.ForkedProcess | subprocess.Popen[bytes]") -> None:
-    """End the process by SIGTERM, and then whatever is left of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -138,9 +138,7 @@ def test_events_of_many_tokens_cannot_be_asked_for(options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("num_pieces", [1, 3, 1000])
 async def test_a_long_answer_is_not_parsed(num_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "triptych_gateway.access.answer_usage.parse_object", lambda text: pytest.fail("parsed")
-    )
+    monkeypatch.setattr("triptych_gateway.access.answer_usage.object_in", lambda text: pytest.fail("parsed"))
     usage = AnswerUsage(drops_usage_event=False)
     text = json.dumps(
         {"data": ["x" * 100] * 1000, "usage": USAGE, "prompt_logprobs": [None] * 50}, separators=(",", ":")

@@ -11,7 +11,6 @@ long token is tried in pieces first, which end with the allowance.
 """
 
 import functools
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.grammars.allowance import Allowance, EngineStep
 from triptych_vllm_connector.grammars.mask_threads import MaskThreads
@@ -35,7 +35,7 @@ PIECE_BYTES = 16
 _ACCOUNT = "triptych_account"
 _MASK = "triptych_mask"
 _MASKS_OF_A_THREAD = 64
-_MAX_THREADS = min(8, (os.cpu_count() or 1) // 2 or 1)  # as vLLM has
+_MAX_THREADS = 8
 _ALL_TOKENS = -1  # of a word of a bitmask
 
 
@@ -137,6 +137,7 @@ def bound_token_cost() -> None:
     if is_wrapped(accept_tokens):
         return
     step, threads = EngineStep(), MaskThreads()
+    max_threads = min(_MAX_THREADS, num_usable_cores(len(usable_cores()), core_quota()) // 2 or 1)
     accounts = Accounts(step)
 
     @functools.wraps(grammar_bitmask)
@@ -146,7 +147,7 @@ def bound_token_cost() -> None:
         undrafted = (name for name in names if not drafts.get(name))
         grammars = (requests[name].structured_output_request.grammar for name in undrafted)
         masks = [mask for each in grammars if (mask := _mask_of(each)) and not each.is_terminated()]
-        threads.make(masks, min(_MAX_THREADS, 1 + len(masks) // _MASKS_OF_A_THREAD))
+        threads.make(masks, min(max_threads, 1 + len(masks) // _MASKS_OF_A_THREAD))
         return grammar_bitmask(self, requests, names, drafts)
 
     @functools.wraps(fill_bitmask)
@@ -156,9 +157,10 @@ def bound_token_cost() -> None:
             # The matcher's function, not the grammar's: a circle would keep both from being freed at once.
             mask = GrammarMask(self.matcher.fill_next_token_bitmask, account, bitmask)
             setattr(self, _MASK, mask)
-        if mask.filled_in != step.number or not mask.is_new:
-            if mask.filled_in == step.number:
-                account.allowance.earn_row()
+        if mask.filled_in != step.number:
+            threads.make([mask])
+        elif not mask.is_new:
+            account.allowance.earn_row()
             threads.make([mask])
         mask.is_new = False
         if account.is_spent:  # the token that comes of it is refused

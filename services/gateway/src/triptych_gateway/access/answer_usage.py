@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from triptych_gateway.tracing.answer_facts import (
     MAX_PARSED_BYTES,
     MAX_USAGE_BYTES,
-    parse_object,
+    object_in,
     usage_at_end,
 )
 
@@ -102,7 +102,7 @@ class AnswerUsage:
     def _read_whole(self, piece: bytes, *, is_last: bool) -> None:
         """Parse a short answer; of a long one, only the usage at its end, to spare the event loop."""
         if is_last and not self._end and len(piece) <= MAX_PARSED_BYTES:
-            self._note(parse_object(piece))
+            self._note(object_in(piece))
             return
         self._end = (self._end + piece)[-2 * MAX_USAGE_BYTES :]
         if is_last:
@@ -169,4 +169,4 @@ def _is_stream(start: Mapping[str, Any]) -> bool:
 
 def _data_of(event: bytes) -> dict[str, Any]:
     at = event.find(_DATA)
-    return parse_object(event[at + len(_DATA) :]) if at >= 0 else {}
+    return object_in(event[at + len(_DATA) :]) if at >= 0 else {}

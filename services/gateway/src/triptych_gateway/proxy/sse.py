@@ -11,7 +11,7 @@ responses      as messages             event: response.completed
 from typing import Any
 
 from triptych_gateway.endpoints.endpoint import ChatForm
-from triptych_gateway.tracing.answer_facts import parse_object
+from triptych_gateway.tracing.answer_facts import object_in
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
@@ -94,5 +94,5 @@ def _error_of(event: bytes) -> dict[str, Any] | None:
         event = event.partition(b"\n")[2]
     if not event.startswith(b"data:"):
         return None
-    error = parse_object(event[len(b"data:") :]).get("error")
+    error = object_in(event[len(b"data:") :]).get("error")
     return error if isinstance(error, dict) else None

@@ -52,7 +52,7 @@ from triptych_gateway.request.chat_request import run_parse
 from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.routes import Route, RouteReason
 from triptych_gateway.routing.scheduling.candidates import ServingStage
-from triptych_gateway.tracing.answer_facts import object_of, parse_object
+from triptych_gateway.tracing.answer_facts import object_in, object_of
 
 PARAMS = "kv_transfer_params"
 ASKED_OF_PREFILL: Mapping[str, Any] = {
@@ -132,7 +132,7 @@ def prefill_body(body: bytes, endpoint: Endpoint) -> bytes:
 
 def handover_of(answer: bytes) -> dict[str, Any] | None:
     """Return the place of the KV cache from the prefill's answer; None if it keeps none."""
-    return object_of(parse_object(answer).get(PARAMS)) or None
+    return object_of(object_in(answer).get(PARAMS)) or None
 
 
 def decode_body(body: bytes, handover: Mapping[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.proxy.sse import EventCutter, error_in_first_event
-from triptych_gateway.tracing.answer_facts import object_of, parse_object
+from triptych_gateway.tracing.answer_facts import object_in, object_of
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS, NotSentError, open_response
 
 log = get_logger(__name__)
@@ -180,7 +180,7 @@ async def _code_of(response: ClientResponse) -> str | None:
             body = await _read_some(response)
     except (TimeoutError, *UPSTREAM_ERRORS):
         return None
-    code = object_of(parse_object(body).get("error")).get("code")
+    code = object_of(object_in(body).get("error")).get("code")
     return code if isinstance(code, str) else None
 
 
@@ -197,7 +197,7 @@ def _content_type(response: ClientResponse) -> str:
 
 def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> RequestError:
     """Return the caller's error for an error answer of prefill_decode."""
-    return _from_error_object(status_code, object_of(parse_object(body).get("error")), endpoint)
+    return _from_error_object(status_code, object_of(object_in(body).get("error")), endpoint)
 
 
 def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:

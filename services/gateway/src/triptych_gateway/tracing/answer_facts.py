@@ -132,10 +132,10 @@ def usage_at_end(body: bytes) -> dict[str, Any]:
 def _parse(text: bytes) -> dict[str, Any]:
     if len(text) > MAX_PARSED_BYTES:
         return {}
-    return parse_object(text)
+    return object_in(text)
 
 
-def parse_object(text: bytes) -> dict[str, Any]:
+def object_in(text: bytes) -> dict[str, Any]:
     """Return the object in an answer's JSON text; {} if there is none, as in `[DONE]`."""
     try:
         return object_of(orjson.loads(text))
